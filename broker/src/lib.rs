@@ -1,0 +1,5 @@
+//! The daemon.
+/// Runs the daemon as `gpuleased` does; the command line of the process is its input.
+pub fn main() -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}

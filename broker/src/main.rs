@@ -1,0 +1,4 @@
+//! `gpuleased`
+fn main() -> std::process::ExitCode {
+    gpulease_broker::main()
+}

@@ -1,0 +1,4 @@
+//! `gpulease`
+fn main() -> std::process::ExitCode {
+    gpulease_cli::main()
+}
