@@ -60,6 +60,9 @@ macro_rules! counted {
 }
 
 counted! {
+    /// A process the broker watches through a pidfd, from first sight to death; printed `p7`.
+    /// Unlike a pid it is never used again.
+    ProcessId "p";
     /// One client process's standing with the broker; printed `s7`.
     SessionId "s";
     /// A request for a lease or for growth that may wait in the line; printed `a7`.

@@ -10,5 +10,5 @@ mod reason;
 
 pub use bytes::{Bytes, GRANULARITY, ParseSizeError, Size, gib, mib};
 pub use duration::{DurationText, ParseDurationError, parse_duration};
-pub use ids::{AskId, DeviceId, Gid, LeaseId, Pid, SegmentId, SessionId, TooManyIds, Uid};
+pub use ids::{AskId, DeviceId, Gid, LeaseId, Pid, ProcessId, SegmentId, SessionId, TooManyIds, Uid};
 pub use reason::{Reason, UnknownReason};
