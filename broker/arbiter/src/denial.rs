@@ -1,0 +1,147 @@
+//! Refusals: what happened, in numbers, and what would help.
+
+use std::fmt;
+use std::time::Duration;
+
+use gpulease_words::{Bytes, DeviceId, DurationText, Reason};
+
+/// A refusal. Its [`Reason`] is the stable word, its `Display` the sentence for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The account's limit will never allow it.
+    OverBudget { account: String, limit: Bytes, asked: Bytes, overhead: Bytes },
+    /// The account is at its limit now, and the asker would not wait.
+    AccountFull { account: String, limit: Bytes, charged: Bytes, asked: Bytes },
+    /// No device (or not so many of them) can ever give it.
+    TooLarge { asked: Bytes, overhead: Bytes, largest: Bytes },
+    /// More devices are asked for than there are.
+    TooManyDevices { asked: u32, present: u32 },
+    /// The lease's own limit.
+    BeyondLease { limit: Bytes, held: Bytes, asked: Bytes },
+    /// There is no room now, and the asker would not wait.
+    NoRoom { asked: Bytes, room: Bytes, device: DeviceId },
+    /// The wait ran out.
+    WaitOver { waited: Duration, short_by: Bytes },
+    /// A bound of the broker or of an account on a count of things.
+    TooMany { what: &'static str, account: String, max: u32 },
+    /// Nothing of that id that the caller may use: the same answer for "none" and "not yours".
+    NoSuchLease,
+    /// No segment of that id in the lease.
+    NoSuchSegment,
+    /// No device of that number, or the lease is not on it.
+    NoSuchDevice { device: DeviceId, devices: String },
+    /// The session is not open.
+    NoSuchSession,
+    /// The request makes no sense; why.
+    Malformed(&'static str),
+    /// It would wait while its own process holds a guard.
+    WouldDeadlock { asked: Bytes },
+    /// The lease is being given back.
+    Ending,
+    /// The lease is overdue.
+    Overdue,
+    /// The device refused bytes that the book says are there.
+    DeviceRefused { why: String },
+    /// The device is lost.
+    DeviceLost { device: DeviceId },
+    /// The asker gave it up.
+    Withdrawn,
+    /// An operator or another program of the same user gave the lease back.
+    EndedByOther,
+    /// The id counter is used up.
+    OutOfIds,
+    /// The caller may not do this.
+    NotAllowed(&'static str),
+}
+
+impl Denial {
+    /// The stable word.
+    #[must_use]
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::OverBudget { .. } | Self::AccountFull { .. } => Reason::OverBudget,
+            Self::TooLarge { .. } | Self::TooManyDevices { .. } => Reason::TooLarge,
+            Self::BeyondLease { .. } => Reason::BeyondLease,
+            Self::NoRoom { .. } => Reason::NoRoom,
+            Self::WaitOver { .. } => Reason::WaitOver,
+            Self::TooMany { .. } | Self::OutOfIds => Reason::TooMany,
+            Self::NoSuchLease => Reason::NoSuchLease,
+            Self::NoSuchSegment => Reason::NoSuchSegment,
+            Self::NoSuchDevice { .. } => Reason::NoSuchDevice,
+            Self::NoSuchSession => Reason::NoSuchSession,
+            Self::Malformed(_) => Reason::Malformed,
+            Self::WouldDeadlock { .. } => Reason::WouldDeadlock,
+            Self::Ending | Self::EndedByOther => Reason::Ending,
+            Self::Overdue => Reason::Overdue,
+            Self::DeviceRefused { .. } => Reason::DeviceRefused,
+            Self::DeviceLost { .. } => Reason::DeviceLost,
+            Self::Withdrawn => Reason::Withdrawn,
+            Self::NotAllowed(_) => Reason::NotAllowed,
+        }
+    }
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OverBudget { account, limit, asked, overhead } if overhead.is_zero() => {
+                write!(f, "{asked} is over the limit of {limit} of {account}; ask for less, or ask the operator for a larger limit")
+            }
+            Self::OverBudget { account, limit, asked, overhead } => write!(
+                f,
+                "{asked} and {overhead} for the process's context are over the limit of {limit} of {account}; ask for at most {}, or ask the operator for a larger limit",
+                limit.saturating_sub(*overhead)
+            ),
+            Self::AccountFull { account, limit, charged, asked } => write!(
+                f,
+                "{account} holds {charged} of its limit of {limit}, so {asked} more is over it now; wait for its other leases, or release one"
+            ),
+            Self::TooLarge { asked, overhead, largest } if overhead.is_zero() => {
+                write!(f, "{asked} is more than any device here can give; ask for at most {largest}")
+            }
+            Self::TooLarge { asked, overhead, largest } => write!(
+                f,
+                "{asked} and {overhead} for the process's context are more than any device here can give; ask for at most {largest}"
+            ),
+            Self::TooManyDevices { asked, present } => {
+                write!(f, "{asked} devices are asked for and this broker has {present}; ask for at most {present}")
+            }
+            Self::BeyondLease { limit, held, asked } => write!(
+                f,
+                "the lease's limit is {limit} a device and it holds {held}, so {asked} more is above it; free something, or resize the lease"
+            ),
+            Self::NoRoom { asked, room, device } => {
+                write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, or ask for less")
+            }
+            Self::WaitOver { waited, short_by } => write!(
+                f,
+                "after {} there are still {short_by} missing; wait longer, or ask for less",
+                DurationText(*waited)
+            ),
+            Self::TooMany { what, account, max } => {
+                write!(f, "{account} may have at most {max} {what} at one time; end one first")
+            }
+            Self::NoSuchLease => f.write_str("there is no such lease, or it is not yours; `gpulease` lists the leases"),
+            Self::NoSuchSegment => f.write_str("the lease has no such segment; it may have been given back already"),
+            Self::NoSuchDevice { device, devices } => write!(f, "there is no device {device} to use here; usable are {devices}"),
+            Self::NoSuchSession => {
+                f.write_str("the session is not open: the broker was restarted, or the session was closed; connect again")
+            }
+            Self::Malformed(why) => f.write_str(why),
+            Self::WouldDeadlock { asked } => write!(
+                f,
+                "{asked} would have to wait while this process is inside a guard, which others may wait for; leave the guard first, or allocate without waiting"
+            ),
+            Self::Ending => f.write_str("the lease is being given back; ask for a new one"),
+            Self::Overdue => f.write_str(
+                "the lease is overdue: a recall's deadline passed, or its session stayed away; give surplus back first",
+            ),
+            Self::DeviceRefused { why } => write!(f, "the device refused memory that should be there: {why}"),
+            Self::DeviceLost { device } => write!(f, "device {device} is lost; use another, or ask the operator"),
+            Self::Withdrawn => f.write_str("the ask was withdrawn"),
+            Self::EndedByOther => f.write_str("the lease was given back from outside this program"),
+            Self::OutOfIds => f.write_str("the ids of this broker are used up; the operator has to restart it"),
+            Self::NotAllowed(why) => f.write_str(why),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What the operator decides: bounds and graces, and the budget of each account.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use gpulease_words::{Bytes, DeviceId, Uid};
+
+/// Bounds and graces. Every queue, table and wait of the arbiter has its maximum here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// An ask that has waited so long is a barrier: nothing overtakes it on its devices.
+    pub max_wait: Duration,
+    /// How long a session whose stream broke may stay away before its leases are overdue.
+    pub adrift_grace: Duration,
+    /// How long an ask whose stream broke is kept for its client to come back to.
+    pub unattended_grace: Duration,
+    /// Open sessions of one user.
+    pub sessions_per_uid: u32,
+    /// Asks of one user that wait.
+    pub asks_per_uid: u32,
+    /// Leases of one user.
+    pub leases_per_uid: u32,
+    /// Segments of one lease.
+    pub segments_per_lease: u32,
+    /// Member processes of one lease.
+    pub members_per_lease: u32,
+    /// Open sessions of all users.
+    pub sessions_max: u32,
+    /// Asks of all users that wait.
+    pub asks_max: u32,
+    /// Leases of all users.
+    pub leases_max: u32,
+}
+
+impl Default for Policy {
+    /// Sized for a shared server: hundreds of users, none of whom can fill a table alone.
+    fn default() -> Self {
+        Self {
+            max_wait: Duration::from_secs(300),
+            adrift_grace: Duration::from_secs(60),
+            unattended_grace: Duration::from_secs(10),
+            sessions_per_uid: 1_024,
+            asks_per_uid: 256,
+            leases_per_uid: 1_024,
+            segments_per_lease: 4_096,
+            members_per_lease: 256,
+            sessions_max: 65_536,
+            asks_max: 131_072,
+            leases_max: 131_072,
+        }
+    }
+}
+
+/// What an account may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// The most it may be charged over all devices of the host; `None`: whatever its parent allows.
+    pub limit: Option<Bytes>,
+    /// Its share of what is contended, against its siblings'.
+    pub weight: NonZeroU32,
+    /// The most leases it may have at one time; `None`: no bound of its own.
+    pub leases_max: Option<u32>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { limit: None, weight: NonZeroU32::MIN, leases_max: None }
+    }
+}
+
+/// The budgets of the account tree host > group > user > job.
+///
+/// A job's budget is that of the first pattern its name matches; `*` in a pattern stands for any
+/// letters. Each user's job of that name has the budget for itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Budgets {
+    /// All leases together.
+    pub host: Budget,
+    /// Groups by name.
+    pub groups: BTreeMap<String, Budget>,
+    /// Users that have a budget of their own.
+    pub users: BTreeMap<Uid, Budget>,
+    /// Every other user, each.
+    pub default_user: Budget,
+    /// Patterns of job names, the first match counts.
+    pub jobs: Vec<(String, Budget)>,
+    /// Every other job, each.
+    pub default_job: Budget,
+}
+
+/// A device as the arbiter is told of it at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Its id.
+    pub id: DeviceId,
+    /// What may be leased of it.
+    pub capacity: Bytes,
+    /// What a member process's context and libraries are taken to cost until that is measured;
+    /// zero for host memory.
+    pub overhead_estimate: Bytes,
+}
