@@ -4,6 +4,7 @@
 //! a ticket that came over gRPC.
 
 pub mod handover;
+pub mod refusal;
 
 /// `gpulease.v1`: the generated messages, clients and servers.
 pub mod v1 {
