@@ -1,0 +1,4 @@
+//! Every integration test of gpulease, in one binary. Only `mod` lines here.
+
+mod layers;
+mod rust_source;
