@@ -1,1 +1,4 @@
-//! Placeholder of the first commit.
+//! What the tests of gpulease share.
+
+pub mod daemon;
+pub mod programs;
