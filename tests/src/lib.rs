@@ -1,4 +1,5 @@
 //! What the tests of gpulease share.
 
 pub mod daemon;
+pub mod gpu_bench;
 pub mod programs;

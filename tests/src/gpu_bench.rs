@@ -1,0 +1,100 @@
+//! The benchmark for a card: allocate-to-usable through the broker beside `cuMemAlloc` and beside
+//! the bare calls it needs, and SIGKILL-to-grantable beside the driver's own teardown.
+//!
+//! Contestants take turns within a round, so that a drift of the machine hits all alike; the
+//! figures are medians over the rounds.
+
+mod bare;
+mod brokered;
+mod teardown;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use gpulease_cuda::{Context, Driver};
+use gpulease_words::{Bytes, gib, mib};
+
+/// A size, and how many rounds are worth its time.
+const SIZES: [(Bytes, usize); 5] = [(mib(2), 21), (mib(64), 21), (gib(1), 21), (gib(16), 11), (gib(100), 5)];
+
+/// How much of the card the largest size must leave: two contexts, and what libraries take.
+const HEADROOM: Bytes = gib(4);
+
+/// Runs the benchmark; `--victim-...` is what it calls itself with for the processes it kills.
+pub fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        [] => run(),
+        ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
+        ["--victim-bare", bytes] => teardown::bare_victim(bytes),
+        _ => Err(anyhow::anyhow!("it takes no arguments; it uses the first GPU that CUDA shows")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpulease-gpu-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let driver = Driver::load()?;
+    let device = *driver.devices()?.first().context("there is no GPU")?;
+    let context = Context::retain(device)?;
+    println!("{} driver {} ({})", device.name()?, driver.version(), device.uuid()?);
+    let room = context.memory_info()?.free.saturating_sub(HEADROOM);
+    let sizes: Vec<_> = SIZES.into_iter().filter(|(bytes, _)| *bytes <= room).collect();
+    for (bytes, _) in SIZES.iter().filter(|(bytes, _)| *bytes > room) {
+        println!("left out: {bytes} does not fit in the {room} that are free");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+
+    println!("\nallocate to usable (mapped, access set), medians");
+    println!(
+        "{:>8} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        "size", "brokered", "bare calls", "cuMemAlloc", "x bare", "x alloc"
+    );
+    for (bytes, rounds) in &sizes {
+        let row = runtime.block_on(brokered::rounds(&context, *bytes, *rounds))?;
+        println!(
+            "{:>8} {:>12} {:>12} {:>12} {:>12.2} {:>12.2}",
+            bytes,
+            micros(row.brokered),
+            micros(row.bare),
+            micros(row.plain),
+            ratio(row.brokered, row.bare),
+            ratio(row.brokered, row.plain)
+        );
+    }
+
+    println!("\nSIGKILL of the holder to memory that another can have, medians");
+    println!("{:>8} {:>12} {:>12} {:>12}", "size", "brokered", "driver alone", "ratio");
+    for (bytes, _) in &sizes {
+        let (brokered, alone) = runtime.block_on(teardown::rounds(device, *bytes, 3))?;
+        println!(
+            "{:>8} {:>12} {:>12} {:>12.2}",
+            bytes,
+            micros(brokered),
+            micros(alone),
+            ratio(brokered, alone)
+        );
+    }
+    Ok(())
+}
+
+/// The middle of an odd number of times.
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn micros(time: Duration) -> String {
+    format!("{} us", time.as_micros())
+}
+
+fn ratio(a: Duration, b: Duration) -> f64 {
+    a.as_secs_f64() / b.as_secs_f64()
+}
