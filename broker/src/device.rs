@@ -4,10 +4,10 @@
 //! the only one that calls it, since the calls can take milliseconds; the driver sends it
 //! [`Order`]s and receives [`Completion`]s.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpulease_words::{Bytes, DeviceId, Pid, SegmentId};
 
@@ -100,36 +100,87 @@ pub trait Device: Send {
     /// Whether a segment that is being taken back is free.
     fn prove(&mut self, segment: SegmentId) -> Proof;
 
-    /// How much exists: made and not proven free. Shared with the witness.
+    /// What exists. Shared with the witness, and with whoever wants to know the broker's own processes.
     fn gauge(&self) -> Arc<Gauge>;
 
-    /// Processes of the broker's own that hold memory for this device.
-    fn helpers(&self) -> Vec<Pid> {
-        Vec::new()
-    }
+    /// This process was given the segment. An exporter keeps it alive for those, should the broker die.
+    fn handed(&mut self, _segment: SegmentId, _process: Pid) {}
 }
 
-/// How many bytes of a device exist by the broker's hand, readable from any thread.
+/// What exists on a device by the broker's hand, readable from any thread: the device's owner writes, the witness reads.
 #[derive(Debug, Default)]
-pub struct Gauge {
-    bytes: AtomicU64,
-    changes: AtomicU64,
+pub struct Gauge(Mutex<Level>);
+
+#[derive(Debug, Default)]
+struct Level {
+    made: Made,
+    under_way: u32,
+}
+
+/// What a [`Gauge`] shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Made and not proven free.
+    pub bytes: Bytes,
+    /// Memory on its way back that the card counts as these processes' own use, so that nobody counts it twice.
+    pub attributed: BTreeMap<Pid, Bytes>,
+    /// Processes of the broker's own that hold memory for the device.
+    pub helpers: BTreeSet<Pid>,
+    /// How often it has changed: a reader who sees the same count before and after another measurement knows that both belong together.
+    pub changes: u64,
 }
 
 impl Gauge {
-    /// The bytes, and how often they have changed: a reader who sees the same count before and
-    /// after another measurement knows that both belong together.
+    /// What exists; `None` while a change is under way, which takes milliseconds.
     #[must_use]
-    pub fn read(&self) -> (Bytes, u64) {
-        let changes = self.changes.load(Ordering::SeqCst);
-        (Bytes::new(self.bytes.load(Ordering::SeqCst)), changes)
+    pub fn read(&self) -> Option<Made> {
+        let level = self.level();
+        (level.under_way == 0).then(|| level.made.clone())
     }
 
     /// Sets the bytes. Called by the device alone: before memory is made and after it is proven free.
     pub fn set(&self, bytes: Bytes) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        self.bytes.store(bytes.get(), Ordering::SeqCst);
-        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.change(|made| made.bytes = bytes);
+    }
+
+    /// Sets what the card counts as processes' own use. Called by the device alone.
+    pub fn set_attributed(&self, attributed: BTreeMap<Pid, Bytes>) {
+        self.change(|made| made.attributed = attributed);
+    }
+
+    /// Sets the broker's own processes. Called by the device alone.
+    pub fn set_helpers(&self, helpers: BTreeSet<Pid>) {
+        self.change(|made| made.helpers = helpers);
+    }
+
+    /// While the guard lives, what exists and what is shown need not agree.
+    #[must_use]
+    pub fn changing(&self) -> Changing<'_> {
+        self.level().under_way += 1;
+        Changing(self)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Made)) {
+        let mut level = self.level();
+        change(&mut level.made);
+        level.made.changes += 1;
+    }
+
+    fn level(&self) -> MutexGuard<'_, Level> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A change of what exists, until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Changing<'a>(&'a Gauge);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let mut level = self.0.level();
+        level.under_way -= 1;
+        level.made.changes += 1;
     }
 }
 
@@ -145,6 +196,8 @@ pub enum Order {
         /// With which handle.
         kind: HandleKind,
     },
+    /// A process was given the segment.
+    Handed(SegmentId, Pid),
     /// Take a segment back and prove it.
     Reclaim(SegmentId),
 }
