@@ -1,1 +1,8 @@
-//! Placeholder of the first commit.
+//! What the example programs are made of: a training job that keeps all of its state in memory it is given, on
+//! the host or on a GPU.
+
+pub mod backend;
+pub mod dice;
+pub mod digits;
+pub mod network;
+pub mod trainer;
