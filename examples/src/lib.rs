@@ -4,5 +4,8 @@
 pub mod backend;
 pub mod dice;
 pub mod digits;
+pub mod gpu;
+pub mod memory;
 pub mod network;
+pub mod train;
 pub mod trainer;

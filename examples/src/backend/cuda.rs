@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::ops::Range;
 
 use anyhow::{Context as _, Result};
-use cudarc::driver::{result, sys};
+use gpulease_cuda::cudarc::driver::{result, sys};
 
 use super::{Activation, Augmentation, Backend, Moments, Shape, Span, Stride};
 use crate::digits::{CLASSES, PIXELS, SIDE};
