@@ -1,5 +1,96 @@
-//! The command line.
+//! `gpulease`, the command line: run commands in leases, look at the broker's state, see a demo.
+
+mod arguments;
+mod ask;
+mod clock;
+mod connection;
+mod doctor;
+mod escape;
+mod events;
+mod exit;
+mod grid;
+mod hold;
+mod look;
+mod operators;
+mod output;
+mod progress;
+mod release;
+mod run;
+mod signals;
+mod state;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+
+use arguments::{Arguments, Command};
+use exit::{Exit, Failure, Outcome};
+use signals::Signals;
+
 /// Runs `gpulease` on the arguments of the process.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::read(&std::env::args_os().collect::<Vec<_>>()) {
+        Ok(arguments) => arguments,
+        Err(error) => return misread(&error),
+    };
+    let common = arguments.common.clone();
+    match act(arguments) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            output::report(&failure, &common);
+            failure.exit.into()
+        }
+    }
+}
+
+/// `--help` and `--version` come this way, too.
+fn misread(error: &clap::Error) -> ExitCode {
+    // Nothing is left to say where even this cannot be printed.
+    let _ = error.print();
+    if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
+}
+
+fn act(arguments: Arguments) -> Outcome {
+    let Arguments { common, status, command } = arguments;
+    if status.watch && command.is_some() {
+        return Err(Failure::new(Exit::Usage, "--watch is for the state alone: `gpulease --watch`"));
+    }
+    match command {
+        None => wait_for(state::show(&common, status)),
+        Some(Command::Status(status)) => wait_for(state::show(&common, status)),
+        Some(Command::Queue) => wait_for(state::queue(&common)),
+        Some(Command::Release(release)) => wait_for(release::release(&common, &release)),
+        Some(Command::Why(why)) => wait_for(why::why(&common, &why)),
+        Some(Command::Events(events)) => wait_for(events::events(&common, &events)),
+        Some(Command::Recall(recall)) => wait_for(operators::recall(&common, &recall)),
+        Some(Command::End(end)) => wait_for(operators::end(&common, &end)),
+        Some(Command::Completion(completion)) => complete(completion.shell),
+        Some(Command::Run(run)) => with_signals(|signals| run::run(&common, &run, signals)),
+        Some(Command::Hold(hold)) => with_signals(|signals| hold::hold(&common, &hold, signals)),
+        Some(Command::Doctor) => wait_for(doctor::doctor(&common)),
+    }
+}
+
+/// Runs a command that waits for the broker.
+fn wait_for(command: impl Future<Output = Outcome>) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::new(Exit::Failed, format!("cannot start: {e}")))?;
+    runtime.block_on(command)
+}
+
+/// Runs a command that passes signals on: they are taken over before the runtime starts a thread.
+fn with_signals<F: Future<Output = Outcome>>(command: impl FnOnce(Signals) -> F) -> Outcome {
+    let signals = Signals::take();
+    let signals =
+        signals.map_err(|e| Failure::new(Exit::Failed, format!("cannot take signals over: {e}")))?;
+    wait_for(command(signals))
+}
+
+fn complete(shell: clap_complete::Shell) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "gpulease", &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(Exit::Done)
 }
