@@ -34,8 +34,9 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "gpulease-examples",
         ],
     ),
-    ("gpulease-standin-cuda", &[]),
-    ("gpulease-standin-nvml", &[]),
+    ("gpulease-standin-card", &["gpulease-words"]),
+    ("gpulease-standin-cuda", &["gpulease-words", "gpulease-standin-card"]),
+    ("gpulease-standin-nvml", &["gpulease-words", "gpulease-standin-card"]),
 ];
 
 /// What must not occur in the arbiter, with the reason that is shown.

@@ -1,5 +1,6 @@
 //! The driver library of this process.
 
+use std::error::Error;
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -192,7 +193,8 @@ fn library() -> Result<&'static Library, Unavailable> {
     }
     // SAFETY: as above.
     let detail = match unsafe { Library::new("libcuda.so.1") } {
-        Err(error) => error.to_string(),
+        // The sentence of the dynamic loader is behind "dlopen failed".
+        Err(error) => error.source().unwrap_or(&error).to_string(),
         Ok(library) => {
             // Only just come; a process that initialised CUDA must not unload it.
             let _stays = ManuallyDrop::new(library);

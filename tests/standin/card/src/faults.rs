@@ -1,0 +1,110 @@
+//! Failures to inject.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// The failures that tests ask for: lines of `CALL WHEN WHAT`, in the file `faults` of the card's
+/// directory or, separated by `;`, in `GPULEASE_STANDIN_FAULTS` of one process.
+///
+/// `WHEN` is `3` (the third call of each process), `3+` (from the third on) or `*`. `WHAT` is
+/// `error CODE` (the call does nothing and returns it) or `delay MILLISECONDS` (and then it works).
+/// A new file starts the counts afresh.
+#[derive(Debug, Default)]
+pub struct Faults {
+    file: Option<PathBuf>,
+    /// Inode and time of what was read.
+    written: Option<(u64, SystemTime)>,
+    rules: Vec<Rule>,
+    calls: BTreeMap<&'static str, u64>,
+}
+
+/// What a call shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Return this code.
+    Error(u32),
+    /// Take this long.
+    Delay(Duration),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    call: String,
+    first: u64,
+    last: u64,
+    fault: Fault,
+}
+
+impl Faults {
+    /// The faults for a process of this card.
+    #[must_use]
+    pub fn of_card(directory: &Path) -> Self {
+        let rules = env::var("GPULEASE_STANDIN_FAULTS").map(|text| read(&text)).unwrap_or_default();
+        Self { file: Some(directory.join("faults")), rules, ..Self::default() }
+    }
+
+    /// Counts a call and says what it shall do, in order.
+    pub fn next(&mut self, call: &'static str) -> Vec<Fault> {
+        self.reread();
+        let count = self.calls.entry(call).or_insert(0);
+        *count += 1;
+        let due = |rule: &&Rule| rule.call == call && (rule.first..=rule.last).contains(count);
+        self.rules.iter().filter(due).map(|rule| rule.fault).collect()
+    }
+
+    fn reread(&mut self) {
+        let Some(file) = &self.file else { return };
+        let written = fs::metadata(file).and_then(|about| Ok((about.ino(), about.modified()?))).ok();
+        if written != self.written {
+            self.rules = fs::read_to_string(file).map(|text| read(&text)).unwrap_or_default();
+            self.written = written;
+            self.calls.clear();
+        }
+    }
+}
+
+fn read(text: &str) -> Vec<Rule> {
+    let lines = text.split(['\n', ';']).map(str::trim).filter(|line| !line.is_empty());
+    lines.map(|line| rule(line).unwrap_or_else(|| panic!("{line:?} is not CALL WHEN WHAT"))).collect()
+}
+
+fn rule(line: &str) -> Option<Rule> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [call, when, kind, number] = words.as_slice() else { return None };
+    let (first, last) = match when.strip_suffix('+') {
+        _ if *when == "*" => (1, u64::MAX),
+        Some(first) => (first.parse().ok()?, u64::MAX),
+        None => (when.parse().ok()?, when.parse().ok()?),
+    };
+    let fault = match *kind {
+        "error" => Fault::Error(number.parse().ok()?),
+        "delay" => Fault::Delay(Duration::from_millis(number.parse().ok()?)),
+        _ => return None,
+    };
+    Some(Rule { call: (*call).to_owned(), first, last, fault })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_count_calls() {
+        let mut faults = Faults {
+            rules: read("cuMemCreate 2 error 2; cuMemMap 2+ delay 5\ncuInit * error 304"),
+            ..Faults::default()
+        };
+        let slow = Fault::Delay(Duration::from_millis(5));
+        assert_eq!(faults.next("cuMemCreate"), []);
+        assert_eq!(faults.next("cuMemCreate"), [Fault::Error(2)]);
+        assert_eq!(faults.next("cuMemCreate"), []);
+        assert_eq!(faults.next("cuMemMap"), []);
+        assert_eq!(faults.next("cuMemMap"), [slow]);
+        assert_eq!(faults.next("cuMemMap"), [slow]);
+        assert_eq!(faults.next("cuInit"), [Fault::Error(304)]);
+    }
+}

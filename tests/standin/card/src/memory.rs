@@ -1,0 +1,123 @@
+//! A piece of the card's memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use gpulease_words::Bytes;
+
+/// The page behind the memory, by which an importer knows a descriptor of ours.
+const TRAILER: u64 = 4096;
+const MAGIC: [u8; 16] = *b"gpulease standin";
+
+/// A claim on memory of the card: one descriptor of its description. Others may exist.
+#[derive(Debug)]
+pub struct Memory {
+    file: File,
+    label: Label,
+}
+
+/// What the trailer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Label {
+    pub(crate) device: u32,
+    pub(crate) id: u64,
+    pub(crate) bytes: Bytes,
+    /// What an IPC handle has to know besides the id.
+    pub(crate) nonce: [u8; 16],
+}
+
+impl Memory {
+    /// Makes a new, empty file this memory.
+    pub(crate) fn label(file: File, label: Label) -> io::Result<Self> {
+        let end = label.bytes.get().checked_add(TRAILER).ok_or(io::ErrorKind::InvalidInput)?;
+        file.set_len(end)?;
+        let mut trailer = MAGIC.to_vec();
+        trailer.extend(label.device.to_le_bytes());
+        trailer.extend(label.id.to_le_bytes());
+        trailer.extend(label.bytes.get().to_le_bytes());
+        trailer.extend(label.nonce);
+        file.write_all_at(&trailer, label.bytes.get())?;
+        Ok(Self { file, label })
+    }
+
+    /// The memory that a descriptor is of, if it is of any.
+    pub(crate) fn read(file: File) -> Option<Self> {
+        let bytes = file.metadata().ok()?.len().checked_sub(TRAILER)?;
+        let mut trailer = [0; 52];
+        file.read_exact_at(&mut trailer, bytes).ok()?;
+        let (magic, rest) = trailer.split_first_chunk::<16>()?;
+        let (device, rest) = rest.split_first_chunk::<4>()?;
+        let (id, rest) = rest.split_first_chunk::<8>()?;
+        let (size, nonce) = rest.split_first_chunk::<8>()?;
+        let label = Label {
+            device: u32::from_le_bytes(*device),
+            id: u64::from_le_bytes(*id),
+            bytes: Bytes::new(u64::from_le_bytes(*size)),
+            nonce: nonce.try_into().ok()?,
+        };
+        (*magic == MAGIC && label.bytes.get() == bytes).then_some(Self { file, label })
+    }
+
+    /// The memory of a descriptor that another process exported: the same description, so that
+    /// the memory lives as long as either.
+    #[must_use]
+    pub fn import(descriptor: BorrowedFd<'_>) -> Option<Self> {
+        Self::read(File::from(descriptor.try_clone_to_owned().ok()?))
+    }
+
+    /// Another descriptor of it, closed on exec.
+    ///
+    /// # Errors
+    /// What the kernel says: most often, too many open files.
+    pub fn export(&self) -> io::Result<OwnedFd> {
+        self.file.as_fd().try_clone_to_owned()
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.label.device
+    }
+
+    /// Its number on the card.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.label.id
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        self.label.bytes
+    }
+
+    /// What a 64-byte handle of it has to know besides its id.
+    #[must_use]
+    pub fn nonce(&self) -> [u8; 16] {
+        self.label.nonce
+    }
+
+    /// Fills it with what a careless program would not expect.
+    ///
+    /// # Errors
+    /// What the kernel says: most often, no space left.
+    pub fn soil(&self) -> io::Result<()> {
+        let dirt = vec![0xa5; 1 << 20];
+        let mut at = 0;
+        while at < self.label.bytes.get() {
+            let length =
+                usize::try_from(self.label.bytes.get() - at).map_or(dirt.len(), |rest| rest.min(dirt.len()));
+            self.file.write_all_at(&dirt[..length], at)?;
+            at += length as u64;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Memory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

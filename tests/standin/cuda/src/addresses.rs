@@ -1,0 +1,222 @@
+//! Addresses of devices: what is reserved, what is mapped, and how it may be used.
+//!
+//! A device address is a host address here. Reserved and not mapped, mapped and not allowed: both
+//! are pages that nobody may touch, so that a stray access faults as it would on the device.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use gpulease_words::GRANULARITY;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+
+use crate::code::{Code, Outcome};
+use crate::driver::{Held, system};
+
+const UNIT: u64 = GRANULARITY.get();
+
+/// The addresses of this process.
+#[derive(Default)]
+pub(crate) struct Addresses {
+    /// First address to size of what `cuMemAddressReserve` gave.
+    reserved: BTreeMap<u64, u64>,
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+/// Memory at an address.
+pub(crate) struct Mapping {
+    pub(crate) size: u64,
+    pub(crate) access: Access,
+    pub(crate) origin: Origin,
+    pub(crate) held: Arc<Held>,
+}
+
+/// What may be done at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    None,
+    Read,
+    Write,
+}
+
+/// Which call made a mapping, and so which may end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// `cuMemMap`.
+    Vmm,
+    /// `cuMemAlloc`, of so many bytes.
+    Allocated { asked: u64 },
+    /// `cuMemAllocAsync`, which has no IPC handles.
+    Pooled { asked: u64 },
+    /// `cuIpcOpenMemHandle`, so many times.
+    Opened { times: u32, asked: u64 },
+}
+
+impl Addresses {
+    /// Reserves a range; the caller has checked the size.
+    pub(crate) fn reserve(&mut self, size: u64) -> Result<u64, Code> {
+        let base = aligned(size)?;
+        self.reserved.insert(base, size);
+        Ok(base)
+    }
+
+    /// Gives a reserved range up.
+    pub(crate) fn free(&mut self, base: u64, size: u64) -> Outcome {
+        if self.reserved.get(&base) != Some(&size) || self.overlaps(base, size) {
+            return Err(Code::INVALID_VALUE);
+        }
+        self.reserved.remove(&base);
+        unmap(base, size)
+    }
+
+    /// Maps memory into a reserved range.
+    pub(crate) fn map(&mut self, at: u64, size: u64, held: Arc<Held>) -> Outcome {
+        let inside = self
+            .reserved
+            .range(..=at)
+            .next_back()
+            .is_some_and(|(base, length)| at.checked_add(size).is_some_and(|end| end <= base + length));
+        if !inside || self.overlaps(at, size) {
+            return Err(Code::INVALID_VALUE);
+        }
+        show(at, size, &held, ProtFlags::empty())?;
+        self.mapped.insert(at, Mapping { size, access: Access::None, origin: Origin::Vmm, held });
+        Ok(())
+    }
+
+    /// Unmaps whole mappings and keeps the range.
+    pub(crate) fn unmap(&mut self, at: u64, size: u64) -> Outcome {
+        let whole = self.whole(at, size)?;
+        if !whole.iter().all(|at| self.mapped[at].origin == Origin::Vmm) {
+            return Err(Code::INVALID_VALUE);
+        }
+        for at in whole {
+            let mapping = self.mapped.remove(&at).expect("it was found a moment ago");
+            hide(at, mapping.size)?;
+        }
+        Ok(())
+    }
+
+    /// Sets what may be done in whole mappings.
+    pub(crate) fn set_access(&mut self, at: u64, size: u64, access: Access) -> Outcome {
+        let flags = match access {
+            Access::None => MprotectFlags::empty(),
+            Access::Read => MprotectFlags::READ,
+            Access::Write => MprotectFlags::READ | MprotectFlags::WRITE,
+        };
+        for at in self.whole(at, size)? {
+            let mapping = self.mapped.get_mut(&at).expect("it was found a moment ago");
+            // SAFETY: exactly this range is a mapping of ours; device memory has no Rust references.
+            unsafe { mprotect(pointer(at), length(mapping.size), flags) }.map_err(|e| system(e.into()))?;
+            mapping.access = access;
+        }
+        Ok(())
+    }
+
+    /// Maps memory somewhere, ready to use: as `cuMemAlloc` and IPC do.
+    pub(crate) fn place(&mut self, origin: Origin, held: Arc<Held>) -> Result<u64, Code> {
+        let size = held.memory().bytes().get();
+        let at = aligned(size)?;
+        show(at, size, &held, ProtFlags::READ | ProtFlags::WRITE)?;
+        self.mapped.insert(at, Mapping { size, access: Access::Write, origin, held });
+        Ok(at)
+    }
+
+    /// Ends a mapping that [`Self::place`] made.
+    pub(crate) fn take(&mut self, at: u64) -> Outcome {
+        let mapping = self.mapped.remove(&at).ok_or(Code::INVALID_VALUE)?;
+        unmap(at, mapping.size)
+    }
+
+    /// The mapping that starts here.
+    pub(crate) fn starting(&mut self, at: u64) -> Option<&mut Mapping> {
+        self.mapped.get_mut(&at)
+    }
+
+    /// The mapping around an address, and where it starts.
+    pub(crate) fn around(&self, at: u64) -> Option<(u64, &Mapping)> {
+        let (&start, mapping) = self.mapped.range(..=at).next_back()?;
+        (at - start < mapping.size).then_some((start, mapping))
+    }
+
+    /// Everything that is mapped.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &Mapping)> {
+        self.mapped.iter().map(|(&at, mapping)| (at, mapping))
+    }
+
+    /// Whether all of a range is mapped with at least this access.
+    pub(crate) fn allows(&self, at: u64, size: u64, access: Access) -> bool {
+        let Some(end) = at.checked_add(size) else { return false };
+        let mut next = at;
+        while next < end {
+            match self.around(next) {
+                Some((start, mapping)) if mapping.access >= access => next = start + mapping.size,
+                Some(_) | None => return false,
+            }
+        }
+        true
+    }
+
+    fn overlaps(&self, at: u64, size: u64) -> bool {
+        let before =
+            self.mapped.range(..at).next_back().is_some_and(|(start, mapping)| start + mapping.size > at);
+        before || self.mapped.range(at..at.saturating_add(size)).next().is_some()
+    }
+
+    /// The starts of the mappings that fill a range exactly.
+    fn whole(&self, at: u64, size: u64) -> Result<Vec<u64>, Code> {
+        let end = at.checked_add(size).ok_or(Code::INVALID_VALUE)?;
+        let (mut next, mut starts) = (at, Vec::new());
+        while next < end {
+            let mapping = self.mapped.get(&next).ok_or(Code::INVALID_VALUE)?;
+            starts.push(next);
+            next += mapping.size;
+        }
+        if next == end && !starts.is_empty() { Ok(starts) } else { Err(Code::INVALID_VALUE) }
+    }
+}
+
+/// Fresh addresses that nobody may touch, at a multiple of the granularity.
+fn aligned(size: u64) -> Result<u64, Code> {
+    let wide = size.checked_add(UNIT).ok_or(Code::OUT_OF_MEMORY)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at a place of the kernel's choice harms nobody.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length(wide), ProtFlags::empty(), flags) }
+        .map_err(|_| Code::OUT_OF_MEMORY)? as u64;
+    let base = start.next_multiple_of(UNIT);
+    for (at, size) in [(start, base - start), (base + size, start + wide - (base + size))] {
+        if size > 0 {
+            unmap(at, size)?;
+        }
+    }
+    Ok(base)
+}
+
+fn show(at: u64, size: u64, held: &Held, access: ProtFlags) -> Outcome {
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: the range is reserved by us and unused; it is replaced by the memory's own pages.
+    unsafe { mmap(pointer(at), length(size), access, flags, held.memory(), 0) }
+        .map_err(|e| system(e.into()))?;
+    Ok(())
+}
+
+fn hide(at: u64, size: u64) -> Outcome {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the range is a mapping of ours; nobody may use it after it is unmapped.
+    unsafe { mmap_anonymous(pointer(at), length(size), ProtFlags::empty(), flags) }
+        .map_err(|e| system(e.into()))?;
+    Ok(())
+}
+
+fn unmap(at: u64, size: u64) -> Outcome {
+    // SAFETY: the range is ours, and nobody may use it after it is given up.
+    unsafe { munmap(pointer(at), length(size)) }.map_err(|e| system(e.into()))
+}
+
+pub(crate) fn pointer(at: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(length(at))
+}
+
+fn length(size: u64) -> usize {
+    usize::try_from(size).expect("the stand-in runs on 64-bit hosts")
+}

@@ -1,0 +1,198 @@
+//! What this process knows of the driver: the card, its visible devices, its state.
+
+use std::env;
+use std::io;
+use std::process;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use gpulease_standin_card::{Card, Failed, Fault, Faults, Holding, Memory, Process, Settings};
+
+use crate::addresses::Addresses;
+use crate::code::{Code, Outcome};
+use crate::context::Contexts;
+use crate::host::HostMemory;
+use crate::pointer::put;
+use crate::stream::Queues;
+use crate::vmm::Handles;
+
+/// The initialised driver.
+pub(crate) struct Driver {
+    pub(crate) card: Card,
+    pub(crate) process: Process,
+    /// The card's number of each device that this process sees, in CUDA's order.
+    visible: Vec<u32>,
+    pid: u32,
+    faults: Mutex<Faults>,
+    state: Mutex<State>,
+}
+
+/// What changes from call to call.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) handles: Handles,
+    pub(crate) addresses: Addresses,
+    pub(crate) contexts: Contexts,
+    pub(crate) queues: Queues,
+    pub(crate) host: HostMemory,
+}
+
+/// Memory that this process holds, booked on it until dropped.
+#[derive(Debug)]
+pub(crate) struct Held(Option<(Memory, Holding)>);
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// Makes an entry point of the library: injected faults first, then the initialised driver.
+macro_rules! entry_points {
+    ($(fn $name:ident($driver:ident $(, $argument:ident: $kind:ty)* $(,)?) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
+            $crate::driver::enter(stringify!($name), |$driver| $body)
+        }
+    )*};
+}
+pub(crate) use entry_points;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuInit(flags: u32) -> u32 {
+    if flags != 0 {
+        return Code::INVALID_VALUE.0;
+    }
+    let started = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let outcome = match DRIVER.get() {
+        Some(driver) => driver.is_this_process(),
+        None => Driver::start().map(|driver| {
+            let _first = DRIVER.set(driver);
+        }),
+    };
+    drop(started);
+    outcome.err().map_or(0, |code| code.0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(out: *mut i32) -> u32 {
+    let version = match Card::of_environment() {
+        Ok(Some(card)) => card.settings().version,
+        Ok(None) | Err(_) => 12_080,
+    };
+    // SAFETY: the header wants a pointer to an int, or null.
+    unsafe { put(out, i32::try_from(version).unwrap_or(0)) }.err().map_or(0, |code| code.0)
+}
+
+/// One call of an entry point.
+pub(crate) fn enter(name: &'static str, body: impl FnOnce(&'static Driver) -> Outcome) -> u32 {
+    let outcome = match DRIVER.get() {
+        None => Err(Code::NOT_INITIALIZED),
+        Some(driver) => {
+            driver.is_this_process().and_then(|()| injected(&driver.faults, name)).and_then(|()| body(driver))
+        }
+    };
+    outcome.err().map_or(0, |code| code.0)
+}
+
+fn injected(faults: &Mutex<Faults>, name: &'static str) -> Outcome {
+    let due = faults.lock().unwrap_or_else(PoisonError::into_inner).next(name);
+    for fault in due {
+        match fault {
+            Fault::Error(code) => return Err(Code(code)),
+            Fault::Delay(time) => thread::sleep(time),
+        }
+    }
+    Ok(())
+}
+
+impl Driver {
+    fn start() -> Result<Self, Code> {
+        let card = Card::of_environment().map_err(system)?.ok_or(Code::NO_DEVICE)?;
+        let faults = Mutex::new(Faults::of_card(card.directory()));
+        injected(&faults, "cuInit")?;
+        let visible = visible(card.settings(), env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        if visible.is_empty() {
+            return Err(Code::NO_DEVICE);
+        }
+        // The driver says so too where /proc is another pid namespace's.
+        let process = card.enter().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Code::OPERATING_SYSTEM,
+            _ => system(error),
+        })?;
+        Ok(Self { card, process, visible, pid: process::id(), faults, state: Mutex::default() })
+    }
+
+    /// A forked child has the memory of its parent and nothing of its standing with the driver.
+    fn is_this_process(&self) -> Outcome {
+        if self.pid == process::id() { Ok(()) } else { Err(Code::NOT_INITIALIZED) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many devices this process sees.
+    pub(crate) fn count(&self) -> usize {
+        self.visible.len()
+    }
+
+    /// The card's number of a device, by this process's.
+    pub(crate) fn device(&self, ordinal: i32) -> Result<u32, Code> {
+        let ordinal = usize::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?;
+        self.visible.get(ordinal).copied().ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// This process's number of a device, by the card's.
+    pub(crate) fn ordinal(&self, device: u32) -> Option<i32> {
+        let at = self.visible.iter().position(|&seen| seen == device)?;
+        i32::try_from(at).ok()
+    }
+}
+
+impl Held {
+    pub(crate) fn new((memory, holding): (Memory, Holding)) -> Self {
+        Self(Some((memory, holding)))
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.0.as_ref().expect("it is taken only when dropped").0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let (Some(driver), Some((memory, holding))) = (DRIVER.get(), self.0.take()) else { return };
+        if let Err(error) = driver.card.release(&driver.process, memory, &holding) {
+            system(error);
+        }
+    }
+}
+
+/// The devices of `CUDA_VISIBLE_DEVICES`: numbers or UUIDs, up to the first that makes no sense.
+fn visible(settings: &Settings, list: Option<&str>) -> Vec<u32> {
+    let Some(list) = list else { return (0..settings.devices).collect() };
+    let mut devices: Vec<u32> = Vec::new();
+    for item in list.split(',').map(str::trim) {
+        let by_number = item.parse().ok().filter(|&device| device < settings.devices);
+        let by_uuid = || (0..settings.devices).find(|&device| settings.uuid_text(device).starts_with(item));
+        let found = by_number.or_else(|| if item.starts_with("GPU-") { by_uuid() } else { None });
+        match found.filter(|device| !devices.contains(device)) {
+            Some(device) => devices.push(device),
+            None => break,
+        }
+    }
+    devices
+}
+
+/// A failure of the system under the stand-in: said aloud, for whoever debugs the test.
+pub(crate) fn system(error: io::Error) -> Code {
+    eprintln!("the stand-in CUDA driver failed: {error}");
+    Code::OPERATING_SYSTEM
+}
+
+impl From<Failed> for Code {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::NoRoom => Self::OUT_OF_MEMORY,
+            Failed::System(error) => system(error),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Pinned host memory: a book of it, since all memory here is the host's anyway.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::code::Code;
+use crate::driver::{entry_points, system};
+use crate::pointer::put;
+
+/// First address to size.
+#[derive(Default)]
+pub(crate) struct HostMemory {
+    allocated: BTreeMap<usize, usize>,
+    registered: BTreeMap<usize, usize>,
+}
+
+entry_points! {
+    fn cuMemHostAlloc(driver, out: *mut *mut c_void, size: usize, _flags: u32) {
+        driver.current_device()?;
+        if size == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice harms nobody.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE) }
+            .map_err(|_| Code::OUT_OF_MEMORY)?;
+        driver.state().host.allocated.insert(start.addr(), size);
+        // SAFETY: the header wants a pointer to a pointer, or null.
+        unsafe { put(out, start) }
+    }
+
+    fn cuMemFreeHost(driver, start: *mut c_void) {
+        let size = driver.state().host.allocated.remove(&start.addr()).ok_or(Code::INVALID_VALUE)?;
+        // SAFETY: exactly this range was mapped by cuMemHostAlloc.
+        unsafe { munmap(start, size) }.map_err(|error| system(error.into()))
+    }
+
+    fn cuMemHostRegister_v2(driver, start: *mut c_void, size: usize, _flags: u32) {
+        driver.current_device()?;
+        let end = start.addr().checked_add(size).filter(|_| size > 0 && !start.is_null()).ok_or(Code::INVALID_VALUE)?;
+        let mut state = driver.state();
+        if state.host.registered.range(..end).next_back().is_some_and(|(&at, &length)| at + length > start.addr()) {
+            return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        state.host.registered.insert(start.addr(), size);
+        Ok(())
+    }
+
+    fn cuMemHostUnregister(driver, start: *mut c_void) {
+        let removed = driver.state().host.registered.remove(&start.addr());
+        removed.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
+    }
+}
