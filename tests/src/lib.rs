@@ -3,3 +3,5 @@
 pub mod daemon;
 pub mod gpu_bench;
 pub mod programs;
+pub mod puppet;
+pub mod standin;

@@ -1,4 +1,6 @@
 //! Every integration test of gpulease, in one binary. Only `mod` lines here.
 
+mod cuda;
+mod cuda_standin;
 mod layers;
 mod rust_source;

@@ -1,0 +1,255 @@
+//! A process that does CUDA and NVML calls as it is told, so that a test can have several of them,
+//! kill them, and look at the card from outside.
+//!
+//! The test asks, the puppet (`cuda-puppet`) answers; descriptors go along with either. Commands
+//! are listed in the program.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
+};
+
+use crate::programs::program;
+use crate::standin::Standin;
+
+/// How long an answer may take; a real driver's slowest call takes a few seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest command or answer.
+const MESSAGE: usize = 16 << 10;
+
+/// Which driver a puppet finds.
+#[derive(Debug)]
+pub enum Gpu {
+    /// A card of its own in host memory.
+    Standin(Standin),
+    /// The driver of this machine.
+    Real,
+}
+
+/// A running puppet, killed when dropped.
+#[derive(Debug)]
+pub struct Puppet {
+    child: Child,
+    socket: OwnedFd,
+}
+
+/// An answer: the words after "ok", or the sentence after "error".
+pub type Answer = Result<String, String>;
+
+impl Gpu {
+    /// Both where this machine has a GPU, else the stand-in and a line that says what is skipped.
+    /// `GPULEASE_TEST_GPU=1` insists on a real one, `0` leaves it alone.
+    ///
+    /// # Panics
+    /// Where a GPU is insisted on and there is none.
+    #[must_use]
+    pub fn all(test: &str) -> Vec<Self> {
+        let mut all = vec![Self::Standin(Standin::new())];
+        match Self::real_or_why() {
+            Ok(()) => all.push(Self::Real),
+            Err(why) => println!("skipped on a real GPU: {test}: {why}"),
+        }
+        all
+    }
+
+    /// Whether tests run on a real GPU too, or why not.
+    ///
+    /// # Errors
+    /// The reason.
+    ///
+    /// # Panics
+    /// Where a GPU is insisted on and there is none.
+    pub fn real_or_why() -> Result<(), String> {
+        static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
+        let wanted = std::env::var("GPULEASE_TEST_GPU").ok();
+        if wanted.as_deref() == Some("0") {
+            return Err("GPULEASE_TEST_GPU is 0".to_owned());
+        }
+        let answer = ANSWER.get_or_init(|| Puppet::start(&Self::Real).ask("load").map(drop)).clone();
+        assert!(wanted.is_none() || answer.is_ok(), "GPULEASE_TEST_GPU asks for a GPU: {answer:?}");
+        answer
+    }
+
+    fn environment(&self) -> Vec<(&'static str, OsString)> {
+        match self {
+            Self::Standin(standin) => standin.environment(),
+            Self::Real => Vec::new(),
+        }
+    }
+}
+
+impl Puppet {
+    /// Starts one.
+    ///
+    /// # Panics
+    /// Where the program was not built beside the tests, or the system fails.
+    #[must_use]
+    pub fn start(gpu: &Gpu) -> Self {
+        Self::start_with(gpu, |command| command)
+    }
+
+    /// Starts one behind other words, `unshare --pid` for example; its pid is then that program's.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn start_behind(gpu: &Gpu, words: &[&str]) -> Self {
+        Self::spawn(gpu, words, |command| command)
+    }
+
+    /// Starts one whose command is changed first: another user, more variables.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn start_with(gpu: &Gpu, change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        Self::spawn(gpu, &[], change)
+    }
+
+    fn spawn(gpu: &Gpu, before: &[&str], change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a pair of sockets can be made");
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))
+            .expect("the socket is ours");
+        let puppet = program("cuda-puppet").into_os_string();
+        let mut words = before.iter().map(OsString::from).chain([puppet]);
+        let mut command = Command::new(words.next().expect("there is one word at least"));
+        command.args(words).envs(gpu.environment()).stdin(Stdio::from(theirs));
+        change(&mut command);
+        let child = command.spawn().expect("the puppet starts");
+        Self { child, socket: ours }
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it do something.
+    ///
+    /// # Errors
+    /// The sentence in which it says what went wrong.
+    ///
+    /// # Panics
+    /// Where it died, or took longer than a minute.
+    pub fn ask(&self, command: &str) -> Answer {
+        self.exchange(command, None).0
+    }
+
+    /// Has it do something with a descriptor.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    ///
+    /// # Panics
+    /// As [`Self::ask`].
+    pub fn give(&self, command: &str, descriptor: BorrowedFd<'_>) -> Answer {
+        self.exchange(command, Some(descriptor)).0
+    }
+
+    /// Has it do something that yields a descriptor.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    ///
+    /// # Panics
+    /// As [`Self::ask`], and where it sends none.
+    pub fn take(&self, command: &str) -> Result<OwnedFd, String> {
+        let (answer, descriptor) = self.exchange(command, None);
+        answer.map(|_| descriptor.expect("the answer brings a descriptor"))
+    }
+
+    /// Has it do something that works.
+    ///
+    /// # Panics
+    /// Where it does not.
+    pub fn must(&self, command: &str) -> String {
+        self.ask(command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    /// What NVML says of a device: `used`, `free`, `total`, `reserved` and one entry a listed pid.
+    ///
+    /// # Panics
+    /// Where NVML fails.
+    #[must_use]
+    pub fn nvml(&self, device: u32) -> BTreeMap<String, u64> {
+        let said = self.must(&format!("nvml {device}"));
+        let pairs = said.split_whitespace().filter_map(|word| word.split_once('='));
+        pairs.map(|(key, value)| (key.to_owned(), value.parse().expect("a figure"))).collect()
+    }
+
+    /// Kills it at once, and waits until it is gone.
+    pub fn kill(self) {
+        drop(self);
+    }
+
+    fn exchange(&self, command: &str, descriptor: Option<BorrowedFd<'_>>) -> (Answer, Option<OwnedFd>) {
+        send(self.socket.as_fd(), command, descriptor)
+            .unwrap_or_else(|e| panic!("{command}: the puppet is gone: {e}"));
+        let (said, descriptor) = receive(self.socket.as_fd())
+            .unwrap_or_else(|e| panic!("{command}: no answer of the puppet: {e}"));
+        let answer = match said.split_once(' ') {
+            Some(("ok", words)) => Ok(words.to_owned()),
+            Some(("error", sentence)) => Err(sentence.to_owned()),
+            Some(_) | None => panic!("{command}: the puppet died, or answered {said:?}"),
+        };
+        (answer, descriptor)
+    }
+}
+
+impl Drop for Puppet {
+    fn drop(&mut self) {
+        // It may have ended by itself; either way it is waited for.
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// Sends one message, with a descriptor or none.
+///
+/// # Errors
+/// What the kernel says.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    text: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Waits for one message and the descriptor that it may bring. An empty one means the other side
+/// is gone.
+///
+/// # Errors
+/// What the kernel says: the wait ran out, for example.
+pub fn receive(socket: BorrowedFd<'_>) -> rustix::io::Result<(String, Option<OwnedFd>)> {
+    let (mut bytes, mut space) =
+        (vec![0; MESSAGE], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    bytes.truncate(received.bytes);
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor = rights.flatten().next();
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), descriptor))
+}

@@ -1,0 +1,427 @@
+//! What gpulease relies on in a CUDA driver, asked of the stand-in and, where there is one, of a
+//! real card. Each process of a case is a puppet; the test itself never loads a driver.
+
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpulease_tests::puppet::{Gpu, Puppet};
+
+const MIB: u64 = 1 << 20;
+/// A driver takes this long at most to give back what a dead process had.
+const TEARDOWN: Duration = Duration::from_secs(10);
+
+/// A test of every driver that this machine has.
+macro_rules! on_every_gpu {
+    ($($(#[$doc:meta])* fn $name:ident($gpu:ident: &Gpu) $body:block)*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            for gpu in Gpu::all(stringify!($name)) {
+                println!("{} on {}", stringify!($name), if let Gpu::Real = gpu { "a real GPU" } else { "the stand-in" });
+                let $gpu = &gpu;
+                $body
+            }
+        }
+    )*};
+}
+
+on_every_gpu! {
+    fn devices_say_what_they_are(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        let said = puppet.must("devices");
+        for (ordinal, line) in said.lines().enumerate() {
+            let [name, uuid, pci, total, granularity] = *line.split('|').collect::<Vec<_>>() else { panic!("{line}") };
+            assert!(!name.is_empty() && pci.len() == 12 && pci.contains(':'), "{line}");
+            assert!(total.parse::<u64>().unwrap() >= 1 << 30, "{line}");
+            assert_eq!(granularity, (2 * MIB).to_string(), "{line}");
+            assert_eq!(puppet.must(&format!("device {uuid}")), ordinal.to_string());
+            // NVML may number devices differently, and names them alike.
+            let nvml = (0..said.lines().count()).map(|index| puppet.must(&format!("nvml {index}")));
+            assert!(nvml.into_iter().any(|device| device.starts_with(uuid)), "{line}");
+        }
+        let stranger = puppet.ask("device GPU-00000000-0000-0000-0000-000000000000");
+        assert_eq!(stranger.unwrap_err(), "no such device");
+    }
+
+    fn memory_needs_no_context(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("load");
+        let before = puppet.nvml(0);
+        puppet.must("create a 0 64MiB");
+        assert_eq!(puppet.nvml(0)["used"], before["used"] + 64 * MIB, "used is exact and current");
+        let descriptor = puppet.take("export a").unwrap();
+        puppet.give("import b 64MiB", descriptor.as_fd()).unwrap();
+        puppet.must("reserve r 64MiB");
+        puppet.must("map r b 0B");
+        puppet.must("access r 0 rw");
+        puppet.must("unmap r");
+        puppet.must("unreserve r");
+        let after = puppet.nvml(0);
+        assert!(!after.contains_key(&puppet.pid().to_string()), "a process without a context is not listed: {after:?}");
+        puppet.must("release a");
+        puppet.must("release b");
+        assert_eq!(puppet.nvml(0)["used"], before["used"] + 64 * MIB, "the descriptor keeps it");
+        drop(descriptor);
+        wait_for_used(&puppet, before["used"]);
+        assert_eq!(puppet.must("kept"), " more=0");
+    }
+
+    fn memory_passes_by_descriptor(gpu: &Gpu) {
+        let (giver, taker) = (Puppet::start(gpu), Puppet::start(gpu));
+        for puppet in [&giver, &taker] {
+            puppet.must("context 0");
+        }
+        give_mapped(&giver, &taker, "64MiB");
+        giver.must("fill r 0 0B 90 64MiB");
+        assert_eq!(taker.must("read r 0 0B 64MiB"), "90");
+        taker.must("fill r 0 2MiB 165 4KiB");
+        assert_eq!(giver.must("read r 0 2MiB 4KiB"), "165");
+        assert_eq!(giver.must("read r 0 0B 64MiB"), "mixed");
+    }
+
+    /// The descriptor is passed on as it is, and imported any number of times.
+    fn a_descriptor_is_good_for_many(gpu: &Gpu) {
+        let giver = Puppet::start(gpu);
+        giver.must("context 0");
+        giver.must("create a 0 4MiB");
+        let first = giver.take("export a").unwrap();
+        let second = giver.take("export a").unwrap();
+        for descriptor in [&first, &second, &first] {
+            let taker = Puppet::start(gpu);
+            taker.must("context 0");
+            taker.give("import a 4MiB", descriptor.as_fd()).unwrap();
+            taker.give("import b 4MiB", descriptor.as_fd()).unwrap();
+            map(&taker, "a", "4MiB");
+            let byte = taker.must("read r 0 0B 1B").parse::<u8>().unwrap();
+            taker.must(&format!("fill r 0 0B {} 4MiB", byte + 1));
+        }
+        map(&giver, "a", "4MiB");
+        assert_eq!(giver.must("read r 0 0B 4MiB"), "3");
+    }
+
+    fn a_descriptor_outlives_every_cuda_process(gpu: &Gpu) {
+        let (watcher, giver) = (Puppet::start(gpu), Puppet::start(gpu));
+        watcher.must("load");
+        giver.must("context 0");
+        giver.must("create a 0 32MiB");
+        map(&giver, "a", "32MiB");
+        giver.must("fill r 0 0B 77 32MiB");
+        let descriptor = giver.take("export a").unwrap();
+        giver.kill();
+        let keeper = Puppet::start(gpu);
+        keeper.give("keep", descriptor.as_fd()).unwrap();
+        drop(descriptor);
+        let taker = Puppet::start(gpu);
+        taker.must("context 0");
+        let before = taker.nvml(0)["used"];
+        taker.must("create other 0 32MiB");
+        // Only the keeper's descriptor is left of the first; it can be handed on from there too.
+        assert_eq!(taker.nvml(0)["used"], before + 32 * MIB);
+        keeper.must("let-go");
+        wait_for_used(&watcher, before);
+        taker.must("release other");
+        wait_for_used(&watcher, before - 32 * MIB);
+    }
+
+    fn an_importer_outlives_the_exporter(gpu: &Gpu) {
+        let (giver, taker) = (Puppet::start(gpu), Puppet::start(gpu));
+        for puppet in [&giver, &taker] {
+            puppet.must("context 0");
+        }
+        give_mapped(&giver, &taker, "4MiB");
+        giver.must("fill r 0 0B 33 4MiB");
+        giver.kill();
+        assert_eq!(taker.must("read r 0 0B 4MiB"), "33");
+        taker.must("fill r 0 0B 34 4MiB");
+        assert_eq!(taker.must("read r 0 0B 4MiB"), "34");
+    }
+
+    fn more_than_the_card_is_refused_and_less_is_not(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        let free = puppet.must("load").len().min(1) as u64 * puppet.nvml(0)["free"];
+        let fits = free / (2 * MIB) * 2 * MIB;
+        let refused = puppet.ask(&format!("create a 0 {}B", fits + 2 * MIB)).unwrap_err();
+        assert!(refused.contains("cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{refused}");
+        let most = fits - 512 * MIB;
+        puppet.must(&format!("create a 0 {most}B"));
+        let refused = puppet.ask("create b 0 1GiB").unwrap_err();
+        assert!(refused.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{refused}");
+        puppet.must("release a");
+        puppet.must("create b 0 1GiB");
+    }
+
+    fn a_killed_process_gives_everything_back(gpu: &Gpu) {
+        let (watcher, victim) = (Puppet::start(gpu), Puppet::start(gpu));
+        watcher.must("load");
+        let before = watcher.nvml(0);
+        victim.must("context 0");
+        victim.must("create a 0 128MiB");
+        map(&victim, "a", "128MiB");
+        victim.must("alloc m 0 64MiB");
+        assert!(watcher.nvml(0)["used"] >= before["used"] + 192 * MIB);
+        let pid = victim.pid();
+        victim.kill();
+        wait_for_used(&watcher, before["used"]);
+        assert!(!watcher.nvml(0).contains_key(&pid.to_string()));
+    }
+
+    fn what_is_unmapped_is_out_of_reach(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        puppet.must("create a 0 8MiB");
+        map(&puppet, "a", "8MiB");
+        puppet.must("fill r 0 0B 11 8MiB");
+        puppet.must("unmap r");
+        let refused = puppet.ask("read r 0 0B 1B").unwrap_err();
+        assert!(refused.contains("CUDA_ERROR_INVALID_VALUE"), "{refused}");
+    }
+
+    /// As after a suspension: new memory, in two pieces, at the old address.
+    fn new_memory_comes_at_the_same_address(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        puppet.must("create a 0 8MiB");
+        map(&puppet, "a", "8MiB");
+        let base = puppet.must("base r");
+        puppet.must("unmap r");
+        puppet.must("release a");
+        puppet.must("create low 0 2MiB");
+        puppet.must("create high 0 6MiB");
+        puppet.must("map r high 2MiB");
+        puppet.must("map r low 0B");
+        puppet.must("access r 0 rw");
+        assert_eq!(puppet.must("base r"), base);
+        puppet.must("fill r 0 1MiB 12 6MiB");
+        assert_eq!(puppet.must("read r 0 1MiB 6MiB"), "12");
+        let occupied = puppet.ask("map r low 0B").unwrap_err();
+        assert!(occupied.contains("CUDA_ERROR_INVALID_VALUE"), "{occupied}");
+        let outside = puppet.ask("map r high 4MiB").unwrap_err();
+        assert!(outside.contains("CUDA_ERROR_INVALID_VALUE"), "{outside}");
+    }
+
+    fn access_is_what_was_set(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        puppet.must("create a 0 2MiB");
+        puppet.must("reserve none 2MiB");
+        puppet.must("map none a 0B");
+        let refused = puppet.ask("read none 0 0B 1B").unwrap_err();
+        assert!(refused.contains("CUDA_ERROR_INVALID_VALUE"), "{refused}");
+        puppet.must("access none 0 rw");
+        puppet.must("fill none 0 0B 5 2MiB");
+        // One handle, twice mapped: the importer chooses the access.
+        puppet.must("reserve ro 2MiB");
+        puppet.must("map ro a 0B");
+        puppet.must("access ro 0 ro");
+        assert_eq!(puppet.must("read ro 0 0B 2MiB"), "5");
+        puppet.must("fill none 0 0B 6 2MiB");
+        assert_eq!(puppet.must("read ro 0 0B 2MiB"), "6");
+    }
+
+    fn what_makes_no_sense_is_refused(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        for size in ["0B", "1B", "3MiB"] {
+            let refused = puppet.ask(&format!("create a 0 {size}")).unwrap_err();
+            assert!(refused.contains("CUDA_ERROR_INVALID_VALUE"), "{size}: {refused}");
+        }
+        puppet.must("create a 0 4MiB");
+        let descriptor = puppet.take("export a").unwrap();
+        puppet.give("import large 8MiB", descriptor.as_fd()).unwrap();
+        puppet.must("reserve r 8MiB");
+        let wrong = puppet.ask("map r large 0B").unwrap_err();
+        assert!(wrong.contains("CUDA_ERROR_INVALID_VALUE"), "a wrong size shows when it is mapped: {wrong}");
+        let again = puppet.ask("export large").unwrap_err();
+        assert!(again.contains("CUDA_ERROR_INVALID_VALUE"), "an imported handle is not exported: {again}");
+        let file = tempfile::tempfile().unwrap();
+        assert!(puppet.give("import x 2MiB", file.as_fd()).is_err(), "a file is no memory");
+        assert_eq!(puppet.must("kept"), " more=0");
+    }
+
+    fn ipc_handles_open_elsewhere(gpu: &Gpu) {
+        let (owner, user) = (Puppet::start(gpu), Puppet::start(gpu));
+        for puppet in [&owner, &user] {
+            puppet.must("context 0");
+        }
+        owner.must("alloc m 0 4MiB");
+        owner.must("fill m 0 0B 21 4MiB");
+        let handle = owner.must("ipc m");
+        assert_eq!(handle.len(), 128);
+        assert!(owner.ask(&format!("open o 0 {handle}")).is_err(), "one's own handle is refused");
+        let first = user.must(&format!("open one 0 {handle}"));
+        let second = user.must(&format!("open two 0 {handle}"));
+        assert_eq!(first, second, "opened twice, it has one address");
+        assert_eq!(first.split_once(' ').unwrap().1, (4 * MIB).to_string());
+        user.must("close one");
+        assert_eq!(user.must("read two 0 0B 4MiB"), "21");
+        owner.kill();
+        assert_eq!(user.must("read two 0 0B 4MiB"), "21", "it outlives its owner");
+        user.must("close two");
+        assert!(user.ask(&format!("open o 0 {}", "00".repeat(64))).is_err());
+        assert_eq!(user.must("kept"), " more=0");
+    }
+
+    fn mappings_have_no_ipc_handle(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        puppet.must("create a 0 2MiB");
+        map(&puppet, "a", "2MiB");
+        assert_eq!(puppet.must("ipc-of r 0"), "CUDA_ERROR_INVALID_VALUE");
+        puppet.must("alloc m 0 2MiB");
+        assert_eq!(puppet.must("ipc-of m 0"), "CUDA_SUCCESS");
+    }
+
+    fn a_context_costs_and_is_listed(gpu: &Gpu) {
+        let (watcher, puppet) = (Puppet::start(gpu), Puppet::start(gpu));
+        watcher.must("load");
+        puppet.must("load");
+        let (before, pid) = (watcher.nvml(0), puppet.pid().to_string());
+        puppet.must("context 0");
+        let with = watcher.nvml(0);
+        let listed = with[&pid];
+        assert!(listed > 100 * MIB && with["used"] >= before["used"] + listed, "{with:?}");
+        puppet.must("alloc m 0 64MiB");
+        assert_eq!(watcher.nvml(0)[&pid], listed + 64 * MIB);
+        puppet.must("free m");
+        puppet.must("end-context 0");
+        let after = watcher.nvml(0);
+        assert!(!after.contains_key(&pid) && after["used"] < before["used"] + 64 * MIB, "{after:?}");
+    }
+
+    /// Imported memory is nobody's while its creator holds its handle, and then its importer's.
+    fn memory_is_booked_on_its_oldest_holder(gpu: &Gpu) {
+        let (broker, client) = (Puppet::start(gpu), Puppet::start(gpu));
+        client.must("context 0");
+        let (alone, pid) = (client.nvml(0), client.pid().to_string());
+        broker.must("create a 0 256MiB");
+        let descriptor = broker.take("export a").unwrap();
+        client.give("import a 256MiB", descriptor.as_fd()).unwrap();
+        drop(descriptor);
+        map(&client, "a", "256MiB");
+        client.must("release a");
+        assert_eq!(client.nvml(0)[&pid], alone[&pid], "the broker holds it");
+        broker.must("release a");
+        assert_eq!(client.nvml(0)[&pid], alone[&pid] + 256 * MIB, "the client holds it alone");
+        assert!(!client.nvml(0).contains_key(&broker.pid().to_string()));
+    }
+
+    fn figures_of_nvml_and_cuda_agree(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        let nvml = puppet.nvml(0);
+        assert_eq!(nvml["total"], nvml["used"] + nvml["free"] + nvml["reserved"]);
+        let info = puppet.must("info 0");
+        let total: u64 = info.rsplit_once("total=").unwrap().1.parse().unwrap();
+        assert!(total <= nvml["total"] - nvml["reserved"] && total > nvml["free"], "{info} {nvml:?}");
+    }
+
+    fn streams_events_and_pinned_memory_work(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        let took: u64 = puppet.must("timing 0").strip_suffix(" ns").unwrap().parse().unwrap();
+        assert!((1..1_000_000_000).contains(&took), "{took} ns for three copies of 2 MiB");
+        assert_eq!(puppet.must("pinned 0"), "01");
+        assert_eq!(puppet.must("register 0"), "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED");
+        assert_eq!(puppet.must("kept"), " more=0");
+    }
+
+    fn cudarc_works_beside_us(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("cudarc 0");
+        puppet.must("context 0");
+        puppet.must("cudarc 0");
+    }
+
+    fn a_forked_child_is_told_so(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("create a 0 2MiB");
+        let said = puppet.must("fork");
+        assert!(said.starts_with("CUDA_ERROR_NOT_INITIALIZED: ") && said.contains("was forked"), "{said}");
+        puppet.must("release a");
+    }
+
+    fn visible_devices_are_obeyed(gpu: &Gpu) {
+        let all = Puppet::start(gpu).must("devices");
+        let uuid = all.lines().last().unwrap().split('|').nth(1).unwrap();
+        let one = Puppet::start_with(gpu, |command| command.env("CUDA_VISIBLE_DEVICES", uuid));
+        assert_eq!(one.must("devices").lines().count(), 1);
+        assert_eq!(one.must(&format!("device {uuid}")), "0");
+        let none = Puppet::start_with(gpu, |command| command.env("CUDA_VISIBLE_DEVICES", ""));
+        let why = none.ask("load").unwrap_err();
+        assert!(why.contains("no GPU: CUDA_VISIBLE_DEVICES is \"\""), "{why}");
+    }
+
+    /// As in a container: other pids, the same card. NVML speaks the pids of whoever asks it.
+    fn other_namespaces_import_too(gpu: &Gpu) {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can make namespaces");
+            continue;
+        }
+        let giver = Puppet::start(gpu);
+        giver.must("context 0");
+        let words = ["unshare", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc"];
+        let taker = Puppet::start_behind(gpu, &words);
+        taker.must("context 0");
+        give_mapped(&giver, &taker, "4MiB");
+        giver.must("fill r 0 0B 45 4MiB");
+        assert_eq!(taker.must("read r 0 0B 4MiB"), "45");
+        let inner = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", taker.pid())).unwrap();
+        assert!(giver.nvml(0).contains_key(inner.trim()), "{inner} in {:?}", giver.nvml(0));
+    }
+
+    fn a_pid_namespace_without_its_proc_is_named(gpu: &Gpu) {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can make namespaces");
+            continue;
+        }
+        let puppet = Puppet::start_behind(gpu, &["unshare", "--pid", "--fork", "--kill-child"]);
+        let why = puppet.ask("load").unwrap_err();
+        assert!(why.contains("CUDA_ERROR_OPERATING_SYSTEM") && why.contains("unshare --mount-proc"), "{why}");
+    }
+
+    fn another_user_imports_too(gpu: &Gpu) {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can start a process of another user");
+            continue;
+        }
+        let giver = Puppet::start(gpu);
+        giver.must("context 0");
+        let taker = Puppet::start_with(gpu, |command| command.uid(65_534).gid(65_534));
+        taker.must("context 0");
+        give_mapped(&giver, &taker, "4MiB");
+        giver.must("fill r 0 0B 44 4MiB");
+        assert_eq!(taker.must("read r 0 0B 4MiB"), "44");
+    }
+}
+
+/// Maps an allocation in a range `r` of its own, for reading and writing.
+fn map(puppet: &Puppet, name: &str, size: &str) {
+    puppet.must(&format!("reserve r {size}"));
+    puppet.must(&format!("map r {name} 0B"));
+    puppet.must("access r 0 rw");
+}
+
+/// Creates memory in one process and maps it in both, with no descriptor left.
+fn give_mapped(giver: &Puppet, taker: &Puppet, size: &str) {
+    giver.must(&format!("create a 0 {size}"));
+    let descriptor = giver.take("export a").unwrap();
+    taker.give(&format!("import a {size}"), descriptor.as_fd()).unwrap();
+    for puppet in [giver, taker] {
+        map(puppet, "a", size);
+        puppet.must("release a");
+    }
+}
+
+/// Asks until the card's use is this: a driver needs a while after a death.
+fn wait_for_used(watcher: &Puppet, bytes: u64) {
+    let start = Instant::now();
+    loop {
+        let used = watcher.nvml(0)["used"];
+        if used == bytes {
+            return;
+        }
+        assert!(start.elapsed() < TEARDOWN, "used is {used} and not {bytes} after {TEARDOWN:?}");
+        thread::yield_now();
+    }
+}
