@@ -2,48 +2,181 @@
 
 use std::time::Duration;
 
-use gpulease_words::{Bytes, DeviceId};
+use gpulease_proto::handover::Ticket;
+use gpulease_proto::v1::{self, allocate_reply::Outcome, allocated::Handle};
+use gpulease_words::{Bytes, DeviceId, Reason, SegmentId};
 
-use crate::error::AskError;
-use crate::lease::Lease;
+use crate::ask::{Named, Wait};
+use crate::charge::Charge;
+use crate::device::Device;
+use crate::engine::Share;
+use crate::error::{AskError, Denied, Error};
+use crate::handover::Claim;
+use crate::lease_state::LeaseState;
+use crate::link::{Trouble, trouble};
+use crate::memory::{Memory, map_chunks, open_ipc};
+use crate::resident::inside_a_guard;
 use crate::segment::Segment;
 
-/// An ask for a segment.
+const REQUEST: &str = "an allocate";
+
+/// An ask for a segment, put by [`Self::allocate`].
+///
+/// Within the lease's reserve it is never refused for want of room. Above it, up to the limit, it
+/// waits for room without end where nothing else is said, but is refused at once as `would_deadlock`
+/// while any thread of this process is inside a guard: the room could be this process's own.
+#[derive(Debug)]
+#[must_use = "an ask is put by `allocate`"]
 pub struct Allocation<'l> {
-    _lease: &'l Lease,
+    lease: &'l Share<LeaseState>,
+    bytes: Bytes,
+    device: Option<DeviceId>,
+    wait: Wait,
+    kind: v1::SegmentKind,
 }
 
 impl<'l> Allocation<'l> {
-    pub(crate) fn new(lease: &'l Lease, _bytes: Bytes) -> Self {
-        Self { _lease: lease }
+    pub(crate) fn new(lease: &'l Share<LeaseState>, bytes: Bytes) -> Self {
+        Self { lease, bytes, device: None, wait: Wait::Forever, kind: v1::SegmentKind::Unspecified }
     }
-    /// On this device of the lease.
-    #[must_use]
-    pub fn on(self, _device: DeviceId) -> Self {
-        self
+
+    /// On this device of the lease; on its first where nothing is said.
+    pub fn on(self, device: DeviceId) -> Self {
+        Self { device: Some(device), ..self }
     }
-    /// Above the reserve: wait at most so long.
-    #[must_use]
-    pub fn wait_at_most(self, _wait: Duration) -> Self {
-        self
+
+    /// Wait at most so long, from this call on.
+    pub fn wait_at_most(self, wait: Duration) -> Self {
+        Self { wait: Wait::at_most(wait), ..self }
     }
-    /// Above the reserve: wait without end (the default).
-    #[must_use]
+
+    /// Wait until granted or refused for good (the default). Dropping the future of
+    /// [`Self::allocate`] withdraws the ask.
     pub fn wait_forever(self) -> Self {
-        self
+        Self { wait: Wait::Forever, ..self }
     }
-    /// Above the reserve: be refused at once where there is no room.
-    #[must_use]
+
+    /// Be refused at once where there is no room.
     pub fn no_wait(self) -> Self {
-        self
+        Self { wait: Wait::Never, ..self }
     }
-    /// As the 64-byte handle of `cuIpcGetMemHandle`, for programs that take nothing else.
-    #[must_use]
+
+    /// By the 64-byte handle of `cuIpcGetMemHandle`, for programs that take nothing else. Such
+    /// memory is never suspended, and who learns the handle can map it.
     pub fn cuda_ipc(self) -> Self {
-        self
+        Self { kind: v1::SegmentKind::CudaIpc, ..self }
     }
-    /// Asks, waits for the answer, and maps the memory.
+
+    /// Puts the ask, waits for its answer, and maps the memory.
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the ask; memory that crosses is given back.
+    ///
+    /// # Errors
+    /// [`AskError::Denied`] with its [`Reason`]: beyond the lease, no room in time, would deadlock,
+    /// and others. [`AskError::Failed`] with [`Error::HandOver`] or [`Error::Map`] where the memory
+    /// could not be mapped here (it is given back then), [`Error::Lost`] after a restart of the
+    /// broker, and where the broker went away or does not answer.
     pub async fn allocate(self) -> Result<Segment, AskError> {
-        unimplemented!()
+        let device = self.device()?;
+        let allocated = self.put(device.id).await?;
+        let charge = Charge::new(self.lease, SegmentId::new(allocated.segment_id));
+        let mapping = self.lease.session().engine.handle().spawn_blocking(move || {
+            // The charge is dropped with the task, and so given back, where nobody waits any more.
+            match map(charge.lease(), &device, &allocated) {
+                Ok(memory) => Ok(Segment::new(charge, Bytes::new(allocated.bytes), device.id, memory)),
+                Err(error) => Err((error, charge)),
+            }
+        });
+        let died = |error| Error::Thread(std::io::Error::other(error));
+        match mapping.await.map_err(died)? {
+            Ok(segment) => Ok(segment),
+            Err((error, mut charge)) => {
+                // Waited for, so that the same bytes can be asked for again at once. What fails here
+                // is tried again in the background.
+                let _ = charge.give_back().await;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn device(&self) -> Result<Device, AskError> {
+        let (session, terms) = (self.lease.session(), self.lease.terms());
+        let id = self.device.or_else(|| terms.devices.first().copied());
+        let id = id.filter(|id| terms.devices.contains(id));
+        let known = id.and_then(|id| session.devices.iter().find(|device| device.id == id));
+        known.cloned().ok_or_else(|| {
+            let devices: Vec<String> = terms.devices.iter().map(DeviceId::to_string).collect();
+            let asked = self.device.map_or_else(|| "any".to_owned(), |device| device.to_string());
+            let message =
+                format!("lease {} is on device {}, not on {asked}", self.lease.id(), devices.join(", "));
+            AskError::Denied(Denied { reason: Reason::NoSuchDevice, message })
+        })
+    }
+
+    async fn put(&self, device: DeviceId) -> Result<v1::Allocated, AskError> {
+        let session = self.lease.session();
+        let mut ask = Named::new(session);
+        let pass = session.pass_for(self.lease.key()).await?;
+        let request = v1::AllocateRequest {
+            session: Some(pass.reference),
+            lease_id: self.lease.id().get(),
+            device_index: device.get(),
+            bytes: self.bytes.get(),
+            kind: self.kind.into(),
+            wait: Some(self.wait.policy()),
+            inside_guard: inside_a_guard(),
+            ask_name: ask.name,
+        };
+        ask.goes_to(pass.epoch);
+        let reply = self.answer(request).await?;
+        // A reply that makes no sense leaves the ask to be withdrawn.
+        match reply.outcome {
+            Some(Outcome::Allocated(allocated)) => {
+                ask.answered();
+                Ok(allocated)
+            }
+            Some(Outcome::Denied(denied)) => {
+                ask.answered();
+                Err(AskError::refused(denied))
+            }
+            None => Err(Error::Protocol("an allocate without an outcome".to_owned()).into()),
+        }
+    }
+
+    /// Puts the request once: a second time could take memory twice.
+    async fn answer(&self, request: v1::AllocateRequest) -> Result<v1::AllocateReply, Error> {
+        let session = self.lease.session();
+        // What may wait goes where it can't hold up a release.
+        let slot = (self.wait != Wait::Never).then(|| session.link.slot());
+        let mut jobs = slot.as_ref().map_or_else(|| session.link.jobs(), |slot| slot.jobs());
+        let answer = jobs.allocate(request);
+        let answer = match self.wait.answer_within(session.wait()) {
+            None => answer.await,
+            Some(within) => {
+                session.engine.within(within, answer).await.map_err(|_| session.silent(REQUEST))?
+            }
+        };
+        answer.map(tonic::Response::into_inner).map_err(|status| match trouble(REQUEST, &status) {
+            Trouble::Broken(why) => session.gone(why),
+            Trouble::Failed(error) => error,
+        })
+    }
+}
+
+/// Claims and maps; blocks.
+fn map(lease: &LeaseState, device: &Device, allocated: &v1::Allocated) -> Result<Memory, Error> {
+    let (session, bytes) = (lease.session(), Bytes::new(allocated.bytes));
+    match &allocated.handle {
+        Some(Handle::Ticket(ticket)) => {
+            let ticket = Ticket::try_from(ticket.as_ref());
+            let ticket = ticket.map_err(|error| Error::Protocol(format!("a ticket of no use: {error}")))?;
+            let claim = Claim::open(&session.link.place().handoff(), ticket)?;
+            let memory = map_chunks(&session.gpus, device, &claim.receive(bytes)?)?;
+            claim.acknowledge()?;
+            Ok(memory)
+        }
+        Some(Handle::CudaIpcHandle(handle)) => Ok(open_ipc(&session.gpus, device, handle, bytes)?),
+        None => Err(Error::Protocol("a segment without a handle".to_owned())),
     }
 }

@@ -1,86 +1,318 @@
 //! Asking for a lease.
 
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, Instant};
 
-use gpulease_words::{Bytes, DeviceId, Uid};
+use gpulease_proto::v1::acquire_request::Devices;
+use gpulease_proto::v1::acquire_update::Update;
+use gpulease_proto::v1::{self, wait_policy::Policy};
+use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, Uid};
+use tonic::Streaming;
 
 use crate::client::Client;
-use crate::error::AcquireError;
+use crate::duty::Duty;
+use crate::engine::Share;
+use crate::error::{AcquireError, AskError, Error};
+use crate::keeper::Pass;
 use crate::lease::Lease;
+use crate::lease_state::Terms;
+use crate::leases::Epoch;
+use crate::link::{Trouble, trouble};
+use crate::session::{Patience, Session};
+use crate::token::Token;
 use crate::waiting::Waiting;
 
-/// An ask for a lease.
+const REQUEST: &str = "an acquire";
+
+/// An ask for a lease, put by [`Self::acquire`].
+///
+/// Where nothing else is said it is for any one device, may grow to its reserve and no further, and
+/// waits without end.
+#[must_use = "an ask is put by `acquire`"]
 pub struct LeaseBuilder<'a> {
-    _client: &'a Client,
+    client: &'a Client,
+    reserve: Bytes,
+    limit: Option<Bytes>,
+    name: String,
+    devices: Devices,
+    wait: Wait,
+    pinned: bool,
+    guest: Option<Uid>,
+    on_waiting: Box<dyn FnMut(&Waiting) + Send + 'a>,
+}
+
+/// How long an ask waits where there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Never,
+    Until(Instant),
+    Forever,
+}
+
+impl Wait {
+    /// At most so long from now on; past what a clock can count it is for ever.
+    pub(crate) fn at_most(wait: Duration) -> Self {
+        Instant::now().checked_add(wait).map_or(Self::Forever, Self::Until)
+    }
+
+    pub(crate) fn policy(self) -> v1::WaitPolicy {
+        let policy = match self {
+            Self::Never => Policy::NoWait(true),
+            Self::Until(end) => {
+                let left = end.saturating_duration_since(Instant::now()).as_millis();
+                Policy::AtMostMs(u64::try_from(left).unwrap_or(u64::MAX))
+            }
+            Self::Forever => Policy::Forever(true),
+        };
+        v1::WaitPolicy { policy: Some(policy) }
+    }
+
+    /// When an answer is overdue, where the broker takes so long to give one.
+    pub(crate) fn answer_within(self, broker: Duration) -> Option<Duration> {
+        match self {
+            Self::Never => Some(broker),
+            Self::Until(end) => Some(end.saturating_duration_since(Instant::now()).saturating_add(broker)),
+            Self::Forever => None,
+        }
+    }
 }
 
 impl<'a> LeaseBuilder<'a> {
-    pub(crate) fn new(client: &'a Client, _reserve: Bytes) -> Self {
-        Self { _client: client }
+    pub(crate) fn new(client: &'a Client, reserve: Bytes) -> Self {
+        Self {
+            client,
+            reserve,
+            limit: None,
+            name: String::new(),
+            devices: Devices::AnyDevices(1),
+            wait: Wait::Forever,
+            pinned: false,
+            guest: None,
+            on_waiting: Box::new(|_| {}),
+        }
     }
 
-    /// How far the lease may grow on each device.
-    #[must_use]
-    pub fn up_to(self, _limit: Bytes) -> Self {
-        self
+    /// How far the lease may grow on each device, as long as there is room; the reserve where
+    /// nothing is said.
+    pub fn up_to(self, limit: Bytes) -> Self {
+        Self { limit: Some(limit), ..self }
     }
 
-    /// Its name, for people, and its job account.
-    #[must_use]
-    pub fn name(self, _name: impl Into<String>) -> Self {
-        self
+    /// Its name, for people, which is also that of its job account; the program's where nothing is said.
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
     }
 
-    /// On these devices, on all or on none.
-    #[must_use]
-    pub fn on_devices(self, _devices: impl IntoIterator<Item = DeviceId>) -> Self {
-        self
+    /// On each of these devices, on all or on none.
+    pub fn on_devices(self, devices: impl IntoIterator<Item = DeviceId>) -> Self {
+        let indices = devices.into_iter().map(DeviceId::get).collect();
+        Self { devices: Devices::TheseDevices(v1::DeviceList { indices }), ..self }
     }
 
-    /// On any so many devices.
-    #[must_use]
-    pub fn gpus(self, _count: u32) -> Self {
-        self
+    /// On any so many devices, on all or on none.
+    pub fn gpus(self, count: u32) -> Self {
+        Self { devices: Devices::AnyDevices(count), ..self }
     }
 
-    /// Wait at most so long.
-    #[must_use]
-    pub fn wait_at_most(self, _wait: Duration) -> Self {
-        self
+    /// Wait at most so long, from this call on.
+    pub fn wait_at_most(self, wait: Duration) -> Self {
+        Self { wait: Wait::at_most(wait), ..self }
     }
 
     /// Be refused at once where there is no room.
-    #[must_use]
     pub fn no_wait(self) -> Self {
-        self
+        Self { wait: Wait::Never, ..self }
     }
 
-    /// Wait without end (the default); dropping the future withdraws the ask.
-    #[must_use]
+    /// Wait until granted or refused for good (the default). Dropping the future of
+    /// [`Self::acquire`] withdraws the ask.
     pub fn wait_forever(self) -> Self {
-        self
+        Self { wait: Wait::Forever, ..self }
     }
 
-    /// Never suspend the lease.
-    #[must_use]
+    /// Never to be suspended.
     pub fn pinned(self) -> Self {
-        self
+        Self { pinned: true, ..self }
     }
 
     /// Let processes of this other user join with the token.
-    #[must_use]
-    pub fn guest(self, _uid: Uid) -> Self {
-        self
+    pub fn guest(self, uid: Uid) -> Self {
+        Self { guest: Some(uid), ..self }
     }
 
     /// Called with each update while the ask waits.
-    #[must_use]
-    pub fn on_waiting(self, _update: impl FnMut(&Waiting) + Send + 'a) -> Self {
-        self
+    pub fn on_waiting(self, update: impl FnMut(&Waiting) + Send + 'a) -> Self {
+        Self { on_waiting: Box::new(update), ..self }
     }
 
-    /// Asks, and waits for the answer.
-    pub async fn acquire(self) -> Result<Lease, AcquireError> {
-        unimplemented!()
+    /// Puts the ask and waits for its answer.
+    ///
+    /// Where the broker goes away meanwhile, the ask is put again when it is back, and keeps its
+    /// place in the line if the broker still knows it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the ask; a grant that crosses is given back.
+    ///
+    /// # Errors
+    /// [`AskError::Denied`] with its [`Reason`]: over budget, too large, no room in time, and others.
+    /// [`AskError::Failed`] where the broker went away for longer than the client waits for it, or
+    /// does not answer.
+    pub async fn acquire(mut self) -> Result<Lease, AcquireError> {
+        let session = self.client.session();
+        let mut patience = Patience::new(session);
+        let mut ask = Named::new(session);
+        loop {
+            let pass = session.pass().await?;
+            ask.goes_to(pass.epoch);
+            match self.put(&pass, ask.name, &mut patience).await {
+                Ok(terms) => {
+                    let lease = Lease::granted(session, pass.epoch, terms);
+                    ask.answered();
+                    return Ok(lease);
+                }
+                Err(Unanswered::Denied(denied)) => {
+                    ask.answered();
+                    return Err(AskError::refused(denied));
+                }
+                Err(Unanswered::Trouble(trouble)) => patience.after(trouble).await?,
+            }
+        }
+    }
+
+    /// Puts the ask once.
+    async fn put(
+        &mut self,
+        pass: &Pass,
+        name: u64,
+        patience: &mut Patience<'_>,
+    ) -> Result<Terms, Unanswered> {
+        let session = self.client.session();
+        let slot = session.link.slot();
+        let request = self.request(pass, name);
+        let silent = || Unanswered::Trouble(Trouble::Failed(session.silent(REQUEST)));
+        let answer = session.engine.within(session.wait(), async {
+            let mut updates = slot.jobs().acquire(request).await?.into_inner();
+            Ok((updates.message().await?, updates))
+        });
+        let (mut update, mut updates) =
+            answer.await.map_err(|_| silent())?.map_err(Unanswered::from_status)?;
+        loop {
+            patience.restored();
+            match update.and_then(|update| update.update) {
+                Some(Update::Waiting(waiting)) => (self.on_waiting)(&waiting.into()),
+                Some(Update::Granted(granted)) => return self.terms(granted).map_err(Unanswered::failed),
+                Some(Update::Denied(denied)) if denied.reason == Reason::NoSuchSession.word() => {
+                    return Err(Unanswered::Trouble(Trouble::Broken(denied.message)));
+                }
+                Some(Update::Denied(denied)) => return Err(Unanswered::Denied(denied)),
+                None => {
+                    return Err(Unanswered::Trouble(Trouble::Broken("it ended the ask's stream".to_owned())));
+                }
+            }
+            update = next(session, self.wait, &mut updates).await?;
+        }
+    }
+
+    fn request(&self, pass: &Pass, name: u64) -> v1::AcquireRequest {
+        v1::AcquireRequest {
+            session: Some(pass.reference.clone()),
+            ask_name: name,
+            name: self.name.clone(),
+            reserve_bytes: self.reserve.get(),
+            limit_bytes: self.limit.unwrap_or(self.reserve).get(),
+            devices: Some(self.devices.clone()),
+            wait: Some(self.wait.policy()),
+            pinned: self.pinned,
+            guest_uid: self.guest.map(Uid::get),
+        }
+    }
+
+    fn terms(&self, granted: v1::Granted) -> Result<Terms, Error> {
+        let token = Token::try_from(granted.token.as_ref());
+        Ok(Terms {
+            id: LeaseId::new(granted.lease_id),
+            name: self.name.clone(),
+            devices: granted.device_indices.into_iter().map(DeviceId::new).collect(),
+            token: token.map_err(|error| Error::Protocol(format!("a grant without a token: {error}")))?,
+            reserve: Bytes::new(granted.reserve_bytes),
+            limit: Bytes::new(granted.limit_bytes),
+            waited: Duration::from_millis(granted.waited_ms),
+        })
+    }
+}
+
+/// The next update; only an ask with an end is owed one.
+async fn next(
+    session: &Session,
+    wait: Wait,
+    updates: &mut Streaming<v1::AcquireUpdate>,
+) -> Result<Option<v1::AcquireUpdate>, Unanswered> {
+    let update = match wait.answer_within(session.wait()) {
+        None => updates.message().await,
+        Some(within) => session
+            .engine
+            .within(within, updates.message())
+            .await
+            .map_err(|_| Unanswered::failed(session.silent(REQUEST)))?,
+    };
+    update.map_err(Unanswered::from_status)
+}
+
+impl fmt::Debug for LeaseBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseBuilder")
+            .field("reserve", &self.reserve)
+            .field("limit", &self.limit)
+            .field("name", &self.name)
+            .field("devices", &self.devices)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why one putting of an ask brought nothing.
+pub(crate) enum Unanswered {
+    Denied(v1::Denied),
+    Trouble(Trouble),
+}
+
+impl Unanswered {
+    fn from_status(status: tonic::Status) -> Self {
+        Self::Trouble(trouble(REQUEST, &status))
+    }
+
+    fn failed(error: Error) -> Self {
+        Self::Trouble(Trouble::Failed(error))
+    }
+}
+
+/// An ask by its name, withdrawn when dropped before it was answered.
+#[derive(Debug)]
+pub(crate) struct Named {
+    session: Share<Session>,
+    pub(crate) name: u64,
+    /// The session that it was put to, while it is open.
+    put: Option<Epoch>,
+}
+
+impl Named {
+    pub(crate) fn new(session: &Share<Session>) -> Self {
+        Self { session: session.clone(), name: session.next_name(), put: None }
+    }
+
+    pub(crate) fn goes_to(&mut self, epoch: Epoch) {
+        self.put = Some(epoch);
+    }
+
+    pub(crate) fn answered(&mut self) {
+        self.put = None;
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Some(epoch) = self.put.filter(|_| !self.session.is_forked()) {
+            Duty::Withdraw(epoch, self.name).discharge(&self.session);
+        }
     }
 }

@@ -3,117 +3,243 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use gpulease_proto::v1;
 use gpulease_words::{Bytes, DeviceId, LeaseId};
 
 use crate::allocation::Allocation;
+use crate::blocking::park::block_on;
 use crate::client::Client;
-use crate::error::{AskError, Denied, Error};
+use crate::duty::Duty;
+use crate::engine::Share;
+use crate::error::{AskError, Error};
+use crate::lease_state::{LeaseState, Terms};
+use crate::leases::Epoch;
+use crate::place::SOCKET_VARIABLE;
 use crate::pressure::Pressure;
 use crate::resident::Resident;
 use crate::segment::Segment;
+use crate::session::{Jobs, Session};
 use crate::token::Token;
 
-/// A lease.
-#[derive(Debug)]
-pub struct Lease {}
+pub(crate) const LEASE_VARIABLE: &str = "GPULEASE_LEASE";
+pub(crate) const TOKEN_VARIABLE: &str = "GPULEASE_TOKEN";
+const MEMORY_VARIABLE: &str = "GPULEASE_MEMORY_BYTES";
 
-/// Whether a lease can still grow.
+/// A right to device memory: so many bytes set aside, and growth up to a limit.
+///
+/// Dropping the lease of the process that acquired it gives it back, in the background; a member's
+/// handle just goes. Segments outlive it: what is mapped stays mapped, and counts, until they are
+/// dropped.
+#[derive(Debug)]
+pub struct Lease {
+    state: Share<LeaseState>,
+    end: End,
+}
+
+/// What dropping a handle means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    GiveBack,
+    Nothing,
+}
+
+/// Whether a lease can still grow. What is mapped keeps working in any case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It can.
     Active,
-    /// The broker ended it.
-    Ended(Denied),
+    /// The broker ended it, for this reason.
+    Ended {
+        /// The word of the reason, as `gpulease events` shows it.
+        reason: String,
+        /// What happened.
+        message: String,
+    },
     /// The broker was restarted and does not know it.
     Lost,
 }
 
 impl Lease {
-    /// Its id.
+    /// Its id, as `gpulease status` shows it.
     #[must_use]
     pub fn id(&self) -> LeaseId {
-        unimplemented!()
+        self.state.id()
     }
-    /// Its name.
+
+    /// The name it was asked for with; empty where the broker chose one.
     #[must_use]
     pub fn name(&self) -> &str {
-        unimplemented!()
+        &self.state.terms().name
     }
-    /// Its devices.
+
+    /// The devices it is on.
     #[must_use]
     pub fn devices(&self) -> &[DeviceId] {
-        unimplemented!()
+        &self.state.terms().devices
     }
-    /// Set aside on each device.
+
+    /// What is set aside for it on each device: allocations within it are never refused for want of room.
     #[must_use]
     pub fn reserve(&self) -> Bytes {
-        unimplemented!()
+        self.state.sizes().0
     }
+
     /// How far it may grow on each device.
     #[must_use]
     pub fn limit(&self) -> Bytes {
-        unimplemented!()
+        self.state.sizes().1
     }
-    /// How long it waited to be granted.
+
+    /// How long it waited for its grant; zero for a member.
     #[must_use]
     pub fn waited(&self) -> Duration {
-        unimplemented!()
+        self.state.terms().waited
     }
-    /// Whether it can still grow.
+
+    /// Whether it can still grow, as far as is known here.
     #[must_use]
     pub fn standing(&self) -> Standing {
-        unimplemented!()
+        self.state.standing()
     }
-    /// The session it belongs to.
+
+    /// The session that it belongs to.
     #[must_use]
     pub fn client(&self) -> Client {
-        unimplemented!()
+        Client::from(self.state.session().clone())
     }
-    /// The secret with which other processes join it.
+
+    /// The secret with which other processes join it. Who knows it and has the same uid is a member.
     #[must_use]
     pub fn token(&self) -> Token {
-        unimplemented!()
+        self.state.terms().token
     }
-    /// What a child needs to join: GPULEASE_SOCKET, GPULEASE_LEASE, GPULEASE_TOKEN, GPULEASE_MEMORY_BYTES.
+
+    /// What a child needs to join, for [`std::process::Command::envs`]: `GPULEASE_SOCKET`,
+    /// `GPULEASE_LEASE`, `GPULEASE_TOKEN` (a secret) and `GPULEASE_MEMORY_BYTES` (the limit on each device).
     #[must_use]
     pub fn env(&self) -> [(&'static str, OsString); 4] {
-        unimplemented!()
+        let socket = &self.state.session().link.place().socket;
+        let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
+        [
+            (SOCKET_VARIABLE, socket.into()),
+            (LEASE_VARIABLE, self.id().get().to_string().into()),
+            (TOKEN_VARIABLE, self.token().to_text().into()),
+            (MEMORY_VARIABLE, self.limit().get().to_string().into()),
+        ]
     }
-    /// Takes memory on its first device.
+
+    /// Takes memory on its first device, and maps it; see [`Self::allocation`] for what waits and how.
+    ///
+    /// # Errors
+    /// As [`Allocation::allocate`].
     pub async fn allocate(&self, bytes: Bytes) -> Result<Segment, AskError> {
         self.allocation(bytes).allocate().await
     }
-    /// Takes memory on this device.
+
+    /// Takes memory on this device of the lease, and maps it.
+    ///
+    /// # Errors
+    /// As [`Allocation::allocate`].
     pub async fn allocate_on(&self, device: DeviceId, bytes: Bytes) -> Result<Segment, AskError> {
         self.allocation(bytes).on(device).allocate().await
     }
-    /// Takes memory with options.
+
+    /// An ask for memory, rounded up to 2 MiB, that can say where, how long to wait, and of what kind.
     pub fn allocation(&self, bytes: Bytes) -> Allocation<'_> {
-        Allocation::new(self, bytes)
+        Allocation::new(&self.state, bytes)
     }
-    /// Waits until its memory is here, and keeps it here while the guard lives.
+
+    /// Waits until the lease's memory is here, and keeps it here while the guard lives.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
     pub async fn enter(&self) -> Result<Resident<'_>, Error> {
-        unimplemented!()
+        loop {
+            if let Some(resident) = self.try_enter()? {
+                return Ok(resident);
+            }
+            self.state.gate().opened().await;
+        }
     }
-    /// A guard, where that needs no waiting.
+
+    /// A guard, or `None` where it would have to wait.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
     pub fn try_enter(&self) -> Result<Option<Resident<'_>>, Error> {
-        unimplemented!()
+        self.state.session().engine.check()?;
+        Ok(Resident::try_enter(&self.state))
     }
+
     /// As [`Self::enter`], blocking this thread.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
     pub fn enter_blocking(&self) -> Result<Resident<'_>, Error> {
-        unimplemented!()
+        block_on(self.enter())
     }
-    /// Changes what is set aside and how far it may grow, on each device.
-    pub async fn resize(&self, _reserve: Bytes, _limit: Bytes) -> Result<(), AskError> {
-        unimplemented!()
+
+    /// Changes what is set aside for it, and how far it may grow, on each device.
+    ///
+    /// # Errors
+    /// Denied where there is no room now, or beyond a budget; the lease is then as it was.
+    pub async fn resize(&self, reserve: Bytes, limit: Bytes) -> Result<(), AskError> {
+        let (session, key) = (self.state.session(), self.state.key());
+        let call = |mut jobs: Jobs, session| async move {
+            let (reserve_bytes, limit_bytes) = (reserve.get(), limit.get());
+            let request = v1::ResizeRequest {
+                session: Some(session),
+                lease_id: key.id.get(),
+                reserve_bytes,
+                limit_bytes,
+            };
+            jobs.resize(request).await
+        };
+        match session.request("a resize", Some(key), call).await?.outcome {
+            Some(v1::resize_reply::Outcome::Lease(lease)) => {
+                self.state.resized(Bytes::new(lease.reserve_bytes), Bytes::new(lease.limit_bytes));
+                Ok(())
+            }
+            Some(v1::resize_reply::Outcome::Denied(denied)) => Err(AskError::refused(denied)),
+            None => Err(Error::Protocol("a resize without an outcome".to_owned()).into()),
+        }
     }
-    /// Gives it back; returns what is still mapped and drains as its holders unmap or die.
-    pub async fn release(self) -> Result<Bytes, AskError> {
-        unimplemented!()
+
+    /// Gives the lease back, and returns how much of it is still mapped and drains as its holders
+    /// unmap or die. A process that joined it can do that too, where the broker lets it.
+    ///
+    /// # Errors
+    /// When the broker refuses or cannot be reached; it is then given back in the background as far
+    /// as dropping does.
+    pub async fn release(mut self) -> Result<Bytes, AskError> {
+        let draining = self.state.session().release(self.state.key()).await?;
+        self.end = End::Nothing;
+        Ok(draining)
     }
-    /// The broker's wishes for bytes, from now on.
+
+    /// The broker's wishes for bytes of this lease, from now on.
     #[must_use]
     pub fn pressure(&self) -> Pressure {
-        unimplemented!()
+        Pressure::new(self.state.notices())
+    }
+
+    pub(crate) fn granted(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
+        Self { state: LeaseState::admit(session, epoch, terms), end: End::GiveBack }
+    }
+
+    pub(crate) fn joined(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
+        Self { state: LeaseState::admit(session, epoch, terms), end: End::Nothing }
+    }
+
+    pub(crate) fn state(&self) -> &Share<LeaseState> {
+        &self.state
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.end == End::GiveBack && !self.state.is_forked() {
+            Duty::Release(self.state.key()).discharge(self.state.session());
+        }
     }
 }

@@ -3,17 +3,28 @@
 mod allocation;
 mod ask;
 pub mod blocking;
+mod charge;
 mod client;
 mod device;
+mod duty;
+mod engine;
 mod error;
+mod gpus;
 mod handover;
+mod host;
+mod keeper;
 mod lease;
+mod lease_state;
+mod leases;
+mod link;
 mod memory;
 mod observer;
 mod operator;
+mod place;
 mod pressure;
 mod resident;
 mod segment;
+mod session;
 mod token;
 mod waiting;
 

@@ -4,76 +4,213 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
+use gpulease_cuda::ViewError;
 use gpulease_words::{Bytes, DeviceId, LeaseId, SegmentId};
 
+use crate::charge::Charge;
 use crate::device::DeviceKind;
+use crate::engine::Own;
 use crate::error::AskError;
-use crate::memory::AccessError;
+use crate::memory::{AccessError, Memory};
 use crate::resident::Resident;
 
-/// Memory of a lease, mapped into this process.
+/// Memory of a lease, mapped into this process at an address that stays the same for its life.
+///
+/// It is used under a guard of its lease ([`Lease::enter`](crate::Lease::enter)), which every access
+/// borrows. Dropping it unmaps it and then tells the broker, in the background; for memory of a GPU
+/// it waits for all work in the device's context first.
+///
+/// What is used after it was freed, or outside of a guard, does not compile:
+///
+/// ```compile_fail,E0505
+/// # async fn f(lease: gpulease_client::Lease) -> Result<(), Box<dyn std::error::Error>> {
+/// let segment = lease.allocate(gpulease_client::mib(2)).await?;
+/// let resident = lease.enter().await?;
+/// let bytes = segment.as_slice::<u8>(&resident)?;
+/// segment.free().await?;
+/// println!("{}", bytes[0]); // the memory is gone
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail,E0505
+/// # async fn f(lease: gpulease_client::Lease) -> Result<(), Box<dyn std::error::Error>> {
+/// let segment = lease.allocate(gpulease_client::mib(2)).await?;
+/// let resident = lease.enter().await?;
+/// let bytes = segment.as_slice::<u8>(&resident)?;
+/// drop(resident);
+/// println!("{}", bytes[0]); // it may have been suspended
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail,E0502
+/// # async fn f(lease: gpulease_client::Lease) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut segment = lease.allocate(gpulease_client::mib(2)).await?;
+/// let resident = lease.enter().await?;
+/// let before = segment.as_slice::<u8>(&resident)?;
+/// segment.as_mut_slice::<u8>(&resident)?[0] = 1; // `before` would change
+/// println!("{}", before[0]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
-pub struct Segment {}
+pub struct Segment {
+    // Dropped before the charge: unmapped first, then told.
+    memory: Own<Memory>,
+    charge: Charge,
+    bytes: Bytes,
+    device: DeviceId,
+}
 
 impl Segment {
+    pub(crate) fn new(charge: Charge, bytes: Bytes, device: DeviceId, memory: Memory) -> Self {
+        Self { memory: Own::new(memory), charge, bytes, device }
+    }
+
     /// Its id.
     #[must_use]
     pub fn id(&self) -> SegmentId {
-        unimplemented!()
+        self.charge.segment()
     }
-    /// Its lease.
+
+    /// The lease that it is charged to.
     #[must_use]
     pub fn lease(&self) -> LeaseId {
-        unimplemented!()
+        self.charge.lease().id()
     }
+
     /// Its size, a multiple of 2 MiB.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
-        unimplemented!()
+        self.bytes
     }
-    /// Where it is.
+
+    /// The device that it is on.
     #[must_use]
     pub fn device(&self) -> DeviceId {
-        unimplemented!()
+        self.device
     }
-    /// What its device is.
+
+    /// What its device is, which says how it is used.
     #[must_use]
     pub fn kind(&self) -> DeviceKind {
-        unimplemented!()
+        match &*self.memory {
+            Memory::Host(_) => DeviceKind::Host,
+            Memory::Cuda(_) => DeviceKind::Cuda,
+        }
     }
-    /// Host memory as values of `T`.
-    pub fn as_slice<'a, T: Pod>(&'a self, _resident: &'a Resident<'_>) -> Result<&'a [T], AccessError> {
-        unimplemented!()
+
+    /// Host memory as values of `T`, as many as fit.
+    ///
+    /// # Errors
+    /// For memory of a GPU, a guard of another lease, a type of no size, and in a forked child.
+    pub fn as_slice<'a, T: Pod>(&'a self, resident: &'a Resident<'_>) -> Result<&'a [T], AccessError> {
+        self.check(resident)?;
+        match &*self.memory {
+            Memory::Host(host) => host.as_slice().ok_or(layout::<T>()),
+            Memory::Cuda(_) => Err(self.other_kind()),
+        }
     }
-    /// Host memory as values of `T`, to be changed.
+
+    /// Host memory as values of `T`, as many as fit, to be changed.
+    ///
+    /// # Errors
+    /// As [`Self::as_slice`].
     pub fn as_mut_slice<'a, T: Pod>(
         &'a mut self,
-        _resident: &'a Resident<'_>,
+        resident: &'a Resident<'_>,
     ) -> Result<&'a mut [T], AccessError> {
-        unimplemented!()
+        self.check(resident)?;
+        let other_kind = self.other_kind();
+        match &mut *self.memory {
+            Memory::Host(host) => host.as_mut_slice().ok_or(layout::<T>()),
+            Memory::Cuda(_) => Err(other_kind),
+        }
     }
-    /// The device pointer.
-    pub fn device_ptr(&self, _resident: &Resident<'_>) -> Result<u64, AccessError> {
-        unimplemented!()
+
+    /// The first address on the GPU, for unsafe code: what it launches with it has to be queued
+    /// while the guard lives and must not touch the memory after this segment is dropped.
+    ///
+    /// # Errors
+    /// For host memory, a guard of another lease, and in a forked child.
+    pub fn device_ptr(&self, resident: &Resident<'_>) -> Result<u64, AccessError> {
+        self.check(resident)?;
+        match &*self.memory {
+            Memory::Cuda(mapping) => Ok(mapping.ptr().raw()),
+            Memory::Host(_) => Err(self.other_kind()),
+        }
     }
-    /// Device memory as cudarc takes it (launches, cuBLAS, copies), as values of `T`.
+
+    /// Memory of a GPU as cudarc takes it, for launches, cuBLAS and copies: as values of `T`, as
+    /// many as fit. Work on other streams of the same GPU is ordered as for cudarc's own slices.
+    ///
+    /// # Errors
+    /// For host memory, a guard of another lease, a stream of another GPU, and in a forked child.
     pub fn view<'a, T: Pod>(
         &'a self,
-        _resident: &'a Resident<'_>,
-        _stream: &Arc<CudaStream>,
+        resident: &'a Resident<'_>,
+        stream: &Arc<CudaStream>,
     ) -> Result<CudaView<'a, T>, AccessError> {
-        unimplemented!()
+        self.check(resident)?;
+        match &*self.memory {
+            Memory::Cuda(mapping) => mapping.view(stream).map_err(|error| self.no_view(error)),
+            Memory::Host(_) => Err(self.other_kind()),
+        }
     }
+
     /// As [`Self::view`], to be written.
+    ///
+    /// # Errors
+    /// As [`Self::view`].
     pub fn view_mut<'a, T: Pod>(
         &'a mut self,
-        _resident: &'a Resident<'_>,
-        _stream: &Arc<CudaStream>,
+        resident: &'a Resident<'_>,
+        stream: &Arc<CudaStream>,
     ) -> Result<CudaViewMut<'a, T>, AccessError> {
-        unimplemented!()
+        self.check(resident)?;
+        let (segment, other_kind) = (self.id(), self.other_kind());
+        match &mut *self.memory {
+            Memory::Cuda(mapping) => {
+                mapping.view_mut(stream).map_err(|error| AccessError::View { segment, error })
+            }
+            Memory::Host(_) => Err(other_kind),
+        }
     }
-    /// Unmaps it and gives it back.
+
+    /// Unmaps it, gives it back, and returns when the broker knows. For memory of a GPU it waits
+    /// for all work in the device's context first, off this thread.
+    ///
+    /// # Errors
+    /// Where the broker refuses or cannot be reached; the memory is unmapped all the same, and given
+    /// back in the background when the broker is there again.
     pub async fn free(self) -> Result<(), AskError> {
-        unimplemented!()
+        let Self { memory, mut charge, .. } = self;
+        let session = charge.lease().session().clone();
+        session.engine.check()?;
+        let unmapped = session.engine.handle().spawn_blocking(move || drop(memory));
+        // An error means that unmapping panicked; the memory is not here then either.
+        let _ = unmapped.await;
+        charge.give_back().await
     }
+
+    fn check(&self, resident: &Resident<'_>) -> Result<(), AccessError> {
+        let (segment, guard) = (self.id(), resident.state());
+        if self.memory.is_forked() {
+            return Err(AccessError::Forked { segment });
+        }
+        if std::ptr::eq(guard, &***self.charge.lease()) {
+            return Ok(());
+        }
+        Err(AccessError::OtherLease { segment, lease: self.lease(), guard: guard.id() })
+    }
+
+    fn other_kind(&self) -> AccessError {
+        AccessError::OtherKind { segment: self.id(), kind: self.kind() }
+    }
+
+    fn no_view(&self, error: ViewError) -> AccessError {
+        AccessError::View { segment: self.id(), error }
+    }
+}
+
+fn layout<T>() -> AccessError {
+    AccessError::Layout { size: size_of::<T>(), align: align_of::<T>() }
 }

@@ -9,7 +9,7 @@
 //!
 //! | no context | a context, which the call makes current and takes away again |
 //! |---|---|
-//! | [`Driver`], [`Device`], [`Allocation`], [`Reservation`] | [`Context`], [`Stream`], [`Event`], [`DeviceMemory`], [`IpcMapping`], [`PinnedMemory`], [`HostRegistration`] |
+//! | [`Driver`], [`Device`], [`Allocation`], [`Reservation`] | [`Context`], [`Stream`], [`Event`], [`DeviceMemory`], [`IpcMapping`], [`Mapping`], [`PinnedMemory`], [`HostRegistration`] |
 //!
 //! Memory on the card ends only when every mapping, handle and descriptor of it, in every process,
 //! is gone. Types here free their own share when dropped; a failure on the way is kept and read
@@ -40,6 +40,7 @@ mod device;
 mod driver;
 mod error;
 mod ipc;
+mod mapping;
 mod pinned;
 mod reservation;
 mod stream;
@@ -54,6 +55,7 @@ pub use device::{Device, ParseUuidError, Unsupported, Uuid};
 pub use driver::{Driver, KeptErrors};
 pub use error::{CudaError, CudaVersion};
 pub use ipc::{DeviceMemory, IpcHandle, IpcMapping};
+pub use mapping::{Mapping, ViewError};
 pub use pinned::{HostRegistration, PinnedMemory};
 pub use reservation::{Access, DevicePtr, Reservation};
 pub use stream::{Event, Stream};

@@ -19,7 +19,7 @@ mod ask;
 mod client;
 mod lease;
 mod observer;
-mod park;
+pub(crate) mod park;
 mod segment;
 
 pub use ask::{Allocation, LeaseBuilder};

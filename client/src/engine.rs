@@ -1,0 +1,124 @@
+//! The library's own thread, on which it talks to the broker.
+//!
+//! A training job blocks its threads for seconds and may have no runtime at all; notices, rejoining
+//! and what `Drop` owes must not wait for that. So sockets and timers live here, and futures of this
+//! crate can be polled from any executor.
+
+use std::convert::Infallible;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::process;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use gpulease_words::Pid;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::mpsc;
+use tokio::time::{Sleep, Timeout};
+
+use crate::error::Error;
+
+/// Says when nobody needs the thread any more: `recv` then returns `None`.
+pub(crate) type Done = mpsc::Receiver<Infallible>;
+
+/// A hold on the thread; it ends when this is dropped and its main future has returned.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    handle: Handle,
+    opened_by: Pid,
+    _alive: mpsc::Sender<Infallible>,
+}
+
+impl Engine {
+    /// Starts the thread with its main future, which should end soon after [`Done`] says so.
+    pub(crate) fn start<F: Future<Output = ()>>(
+        main: impl FnOnce(Done) -> F + Send + 'static,
+    ) -> Result<Self, Error> {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+        let (alive, done) = mpsc::channel(1);
+        let handle = runtime.handle().clone();
+        let thread = thread::Builder::new().name("gpulease".to_owned());
+        thread.spawn(move || runtime.block_on(main(done))).map_err(Error::Thread)?;
+        Ok(Self { handle, opened_by: this_process(), _alive: alive })
+    }
+
+    /// Refuses to work in a forked child: the thread did not come along, and the session is the parent's.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let now = this_process();
+        if now == self.opened_by { Ok(()) } else { Err(Error::Forked { opened_by: self.opened_by, now }) }
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// A timer of this thread, to be polled anywhere.
+    pub(crate) fn sleep(&self, duration: Duration) -> Sleep {
+        let _context = self.handle.enter();
+        tokio::time::sleep(duration)
+    }
+
+    /// A future with a deadline of this thread's clock, to be polled anywhere.
+    pub(crate) fn within<F: Future>(&self, duration: Duration, future: F) -> Timeout<F> {
+        let _context = self.handle.enter();
+        tokio::time::timeout(duration, future)
+    }
+}
+
+/// Something that belongs to this process alone.
+///
+/// In a forked child it is leaked instead of dropped: a lock inside may have been held by a thread
+/// that does not exist there and would never open again, and what is mapped or owed is the parent's.
+#[derive(Debug)]
+pub(crate) struct Own<T> {
+    value: ManuallyDrop<T>,
+    opened_by: Pid,
+}
+
+/// A share in something that belongs to this process alone.
+pub(crate) type Share<T> = Own<Arc<T>>;
+
+impl<T> Own<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: ManuallyDrop::new(value), opened_by: this_process() }
+    }
+
+    /// Whether this is another process than the one that made it.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.opened_by != this_process()
+    }
+}
+
+impl<T: Clone> Clone for Own<T> {
+    fn clone(&self) -> Self {
+        Self { value: self.value.clone(), opened_by: self.opened_by }
+    }
+}
+
+impl<T> Deref for Own<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Own<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if !self.is_forked() {
+            // SAFETY: `value` is not used after this, as the struct itself goes away.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
+
+pub(crate) fn this_process() -> Pid {
+    Pid::new(process::id())
+}
