@@ -55,7 +55,6 @@ impl Client {
     }
 
     /// See [`crate::Client::lease`].
-    #[must_use]
     pub fn lease(&self, reserve: Bytes) -> LeaseBuilder<'_> {
         LeaseBuilder::from(self.0.lease(reserve))
     }
