@@ -7,5 +7,6 @@ pub mod digits;
 pub mod gpu;
 pub mod memory;
 pub mod network;
+pub mod shared_lab;
 pub mod train;
 pub mod trainer;

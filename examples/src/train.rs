@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 use gpulease_client::Bytes;
 
-pub use command::main;
+pub use command::{exit_code, main, main_with};
 pub use options::{BareDevice, Options};
 pub use report::{Event, Summary};
 

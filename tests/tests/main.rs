@@ -2,5 +2,6 @@
 
 mod cuda;
 mod cuda_standin;
+mod examples;
 mod layers;
 mod rust_source;

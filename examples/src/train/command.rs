@@ -1,5 +1,6 @@
 //! `train-digits`, the program.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -33,7 +34,13 @@ allowed, 1 anything else.";
 /// Runs `train-digits` on the arguments of the process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Arguments { options, json } = Arguments::parse();
+    main_with(std::env::args_os())
+}
+
+/// Runs `train-digits` on these arguments, the first of which is the program's name.
+#[must_use]
+pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let Arguments { options, json } = Arguments::parse_from(arguments);
     let mut tell = |event: &Event| {
         // Whoever closed the pipe wants no more reports; the training goes on.
         let _ = if json { write_json(event) } else { writeln!(io::stdout(), "{event}") };
@@ -48,7 +55,7 @@ pub fn main() -> ExitCode {
             } else {
                 eprintln!("train-digits: {message}");
             }
-            ExitCode::from(code(&error))
+            ExitCode::from(exit_code(&error))
         }
     }
 }
@@ -59,7 +66,7 @@ fn write_json(event: &Event) -> io::Result<()> {
 }
 
 /// The broker's refusal, where `error` is one.
-pub(crate) fn denial(error: &anyhow::Error) -> Option<&Denied> {
+fn denial(error: &anyhow::Error) -> Option<&Denied> {
     let failed = match error.downcast_ref::<AskError>() {
         Some(AskError::Denied(denied)) => return Some(denied),
         Some(AskError::Failed(failed)) => Some(failed),
@@ -71,8 +78,9 @@ pub(crate) fn denial(error: &anyhow::Error) -> Option<&Denied> {
     }
 }
 
-/// The exit code for a failed run.
-pub(crate) fn code(error: &anyhow::Error) -> u8 {
+/// The exit code for what failed.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> u8 {
     let failed = match error.downcast_ref::<AskError>() {
         Some(AskError::Failed(failed)) => Some(failed),
         _ => error.downcast_ref::<Error>(),

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use gpulease_client::{Bytes, Waiting};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Something that a run tells. As JSON it has its name in `event`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// It stands in line.
@@ -86,7 +86,7 @@ pub enum Event {
 }
 
 /// A whole run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The job's name.
     pub name: String,
