@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpulease_cuda::IpcHandle;
 use gpulease_proto::handover::Ticket;
 use gpulease_proto::v1::{self, allocate_reply::Outcome, allocated::Handle};
 use gpulease_words::{Bytes, DeviceId, Reason, SegmentId};
@@ -84,7 +85,10 @@ impl<'l> Allocation<'l> {
         let mapping = self.lease.session().engine.handle().spawn_blocking(move || {
             // The charge is dropped with the task, and so given back, where nobody waits any more.
             match map(charge.lease(), &device, &allocated) {
-                Ok(memory) => Ok(Segment::new(charge, Bytes::new(allocated.bytes), device.id, memory)),
+                Ok(memory) => {
+                    let segment = Segment::new(charge, Bytes::new(allocated.bytes), device.id, memory);
+                    Ok(segment.with_ipc_handle(ipc_handle(&allocated)))
+                }
                 Err(error) => Err((error, charge)),
             }
         });
@@ -161,6 +165,13 @@ impl<'l> Allocation<'l> {
             Trouble::Broken(why) => session.gone(why),
             Trouble::Failed(error) => error,
         })
+    }
+}
+
+fn ipc_handle(allocated: &v1::Allocated) -> Option<IpcHandle> {
+    match &allocated.handle {
+        Some(Handle::CudaIpcHandle(handle)) => handle.as_ref().try_into().ok().map(IpcHandle::from_bytes),
+        Some(Handle::Ticket(_)) | None => None,
     }
 }
 

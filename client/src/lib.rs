@@ -46,5 +46,6 @@ pub use waiting::{Holder, Waiting};
 
 pub use bytemuck;
 pub use cudarc;
+pub use gpulease_cuda::IpcHandle;
 pub use gpulease_proto::v1 as proto;
 pub use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, Reason, SegmentId, Uid, gib, mib};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
-use gpulease_cuda::ViewError;
+use gpulease_cuda::{IpcHandle, ViewError};
 use gpulease_words::{Bytes, DeviceId, LeaseId, SegmentId};
 
 use crate::charge::Charge;
@@ -58,11 +58,16 @@ pub struct Segment {
     charge: Charge,
     bytes: Bytes,
     device: DeviceId,
+    ipc_handle: Option<IpcHandle>,
 }
 
 impl Segment {
     pub(crate) fn new(charge: Charge, bytes: Bytes, device: DeviceId, memory: Memory) -> Self {
-        Self { memory: Own::new(memory), charge, bytes, device }
+        Self { memory: Own::new(memory), charge, bytes, device, ipc_handle: None }
+    }
+
+    pub(crate) fn with_ipc_handle(self, ipc_handle: Option<IpcHandle>) -> Self {
+        Self { ipc_handle, ..self }
     }
 
     /// Its id.
@@ -96,6 +101,14 @@ impl Segment {
             Memory::Host(_) => DeviceKind::Host,
             Memory::Cuda(_) => DeviceKind::Cuda,
         }
+    }
+
+    /// The handle for `cuIpcOpenMemHandle` in another process, where the memory was asked for by
+    /// [`Allocation::cuda_ipc`](crate::Allocation::cuda_ipc); here it is open already. A secret: any process of any
+    /// user that knows it can map the memory.
+    #[must_use]
+    pub fn ipc_handle(&self) -> Option<&IpcHandle> {
+        self.ipc_handle.as_ref()
     }
 
     /// Host memory as values of `T`, as many as fit.
