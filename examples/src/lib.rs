@@ -5,6 +5,7 @@ pub mod backend;
 pub mod dice;
 pub mod digits;
 pub mod gpu;
+pub mod ipc_consumer;
 pub mod memory;
 pub mod network;
 pub mod shared_lab;
