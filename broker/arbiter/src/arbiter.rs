@@ -1,8 +1,20 @@
 //! The arbiter: one mutation at a time.
+//!
+//! `handle` sends each event to the file that knows its subject, then grants what can be granted
+//! ([`Arbiter::settle`]) and checks the books of the devices that were touched.
 
-use gpulease_words::{AskId, LeaseId, SegmentId, SessionId};
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::{Budgets, DeviceSpec, Effect, Event, LeaseView, Policy, Snapshot, Time};
+use gpulease_words::{AskId, LeaseId, ProcessId, SegmentId, SessionId, Uid};
+
+use crate::accounts::Accounts;
+use crate::lease::Lease;
+use crate::ledger::Ledger;
+use crate::line::Line;
+use crate::process::{Process, Session};
+use crate::segment::Segment;
+use crate::timers::Timers;
+use crate::{Budgets, Denial, DeviceSpec, Effect, Event, Policy, RequestId, Time};
 
 /// Why the arbiter wants to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,9 +33,44 @@ pub enum Why {
     RecallDue(LeaseId),
 }
 
+/// What one user has at the broker, but for leases, which his account counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) sessions: u32,
+    pub(crate) asks: u32,
+}
+
+/// The last id given of each kind.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    pub(crate) session: SessionId,
+    pub(crate) ask: AskId,
+    pub(crate) lease: LeaseId,
+    pub(crate) segment: SegmentId,
+}
+
 /// The state machine.
 #[derive(Debug)]
-pub struct Arbiter {}
+pub struct Arbiter {
+    pub(crate) policy: Policy,
+    pub(crate) now: Time,
+    pub(crate) generation: u64,
+    pub(crate) effects: VecDeque<Effect>,
+    pub(crate) ids: Ids,
+    pub(crate) ledger: Ledger,
+    pub(crate) accounts: Accounts,
+    pub(crate) line: Line,
+    pub(crate) timers: Timers,
+    pub(crate) users: BTreeMap<Uid, Tally>,
+    pub(crate) processes: BTreeMap<ProcessId, Process>,
+    pub(crate) sessions: BTreeMap<SessionId, Session>,
+    pub(crate) leases: BTreeMap<LeaseId, Lease>,
+    pub(crate) segments: BTreeMap<SegmentId, Segment>,
+    /// The asks for segments that wait, by whom to answer.
+    pub(crate) waiting: BTreeMap<RequestId, AskId>,
+    /// The segments that are being made, by whom to answer.
+    pub(crate) creating: BTreeMap<RequestId, SegmentId>,
+}
 
 impl Arbiter {
     /// An arbiter with nothing leased.
@@ -32,61 +79,162 @@ impl Arbiter {
     /// When two devices have one id.
     #[must_use]
     pub fn new(policy: Policy, budgets: Budgets, devices: &[DeviceSpec]) -> Self {
-        let _ = (policy, budgets, devices);
-        Self {}
+        Self {
+            now: Time::START,
+            generation: 0,
+            effects: VecDeque::new(),
+            ids: Ids {
+                session: SessionId::new(0),
+                ask: AskId::new(0),
+                lease: LeaseId::new(0),
+                segment: SegmentId::new(0),
+            },
+            ledger: Ledger::new(devices),
+            accounts: Accounts::new(budgets, &policy),
+            policy,
+            line: Line::default(),
+            timers: Timers::default(),
+            users: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            creating: BTreeMap::new(),
+        }
     }
 
     /// The world speaks. Never fails; a refusal is an effect.
     pub fn handle(&mut self, now: Time, event: Event) {
-        let _ = (now, event);
-        todo!("the arbiter's author is at it")
+        self.advance(now);
+        self.dispatch(event);
+        self.settle();
     }
 
     /// Time has passed; a spurious call is harmless.
     pub fn handle_timeout(&mut self, now: Time) {
-        let _ = now;
+        self.advance(now);
+        while let Some(why) = self.timers.pop_due(self.now) {
+            self.wake(why);
+            self.settle();
+        }
     }
 
     /// The next thing to do; after each mutation drain to `None`.
     #[must_use]
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        None
+        self.effects.pop_front()
     }
 
     /// When to call `handle_timeout`, and why.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<(Time, Why)> {
-        None
-    }
-
-    /// The state as plain data.
-    #[must_use]
-    pub fn snapshot(&self, now: Time) -> Snapshot {
-        let _ = now;
-        todo!("the arbiter's author is at it")
+        self.timers.first()
     }
 
     /// Grows with each mutation: whether a snapshot is stale.
     #[must_use]
-    pub fn generation(&self) -> u64 {
-        0
-    }
-
-    /// One lease, as the snapshot would show it.
-    #[must_use]
-    pub fn lease(&self, lease: LeaseId) -> Option<LeaseView> {
-        let _ = lease;
-        None
+    pub const fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The lease a segment is in.
     #[must_use]
     pub fn lease_of(&self, segment: SegmentId) -> Option<LeaseId> {
-        let _ = segment;
-        None
+        self.segments.get(&segment).map(|segment| segment.lease)
     }
 
-    /// Panics when an invariant is broken (I1 and what the tables say of each other): the
-    /// simulator calls it after every step, and `handle` checks the devices it touched.
-    pub fn check(&self) {}
+    fn advance(&mut self, now: Time) {
+        // A clock that steps back would reorder deadlines: the latest time seen counts.
+        self.now = self.now.max(now);
+        self.generation += 1;
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        match event {
+            Event::Open { request, peer } => self.answer(request, |a| a.open(request, peer)),
+            Event::Adrift { session } => self.adrift(session),
+            Event::Rejoined { session } => self.rejoined(session),
+            Event::Close { request, session } => self.answer(request, |a| a.close(request, session)),
+            Event::Died { process } => self.died(process),
+            Event::Acquire { request, session, ask_name, terms } => {
+                self.answer(request, |a| a.acquire(request, session, ask_name, terms));
+            }
+            Event::Unattended { session, ask_name } => self.unattended(session, ask_name),
+            Event::Withdraw { request, session, ask_name } => {
+                self.answer(request, |a| a.withdraw(request, session, ask_name));
+            }
+            Event::Join { request, session, lease } => {
+                self.answer(request, |a| a.join(request, session, lease))
+            }
+            Event::Admit { request, session, lease, peer } => {
+                self.answer(request, |a| a.admit(request, session, lease, peer));
+            }
+            Event::Resize { request, session, lease, reserve, limit } => {
+                self.answer(request, |a| a.resize(request, session, lease, reserve, limit));
+            }
+            Event::Release { request, authority, lease } => {
+                self.answer(request, |a| a.release(request, authority, lease));
+            }
+            Event::Allocate { request, session, lease, device, bytes, kind, patience, guard } => {
+                let wanted = crate::allocate::Wanted { lease, device, bytes, kind, patience, guard };
+                self.answer(request, |a| a.allocate(request, session, wanted));
+            }
+            Event::Abandoned { request } => self.abandoned(request),
+            Event::Created { segment } => self.created(segment),
+            Event::CreateFailed { segment, why } => self.create_failed(segment, why),
+            Event::Claimed { segment } => self.claimed(segment),
+            Event::Free { request, session, lease, segment } => {
+                self.answer(request, |a| a.free(request, session, lease, segment));
+            }
+            Event::Freed { segment } => self.freed(segment),
+            Event::Unproven { segment, suspects } => self.unproven(segment, suspects),
+            Event::OffBook { device, bytes } => self.off_book(device, bytes),
+            Event::Overhead { process, device, bytes } => self.overhead(process, device, bytes),
+            Event::DeviceLost { device } => self.device_lost(device),
+            Event::Recall { request, lease, bytes, within } => {
+                self.answer(request, |a| a.recall(request, lease, bytes, within));
+            }
+        }
+    }
+
+    fn wake(&mut self, why: Why) {
+        match why {
+            Why::PatienceEnds(ask) => self.patience_ends(ask),
+            Why::BarrierRises(ask) => self.line.rise(ask, &mut self.accounts, &self.ledger),
+            Why::UnattendedTooLong(ask) => drop(self.drop_ask(ask)),
+            Why::GrantUnclaimed(lease) => self.grant_unclaimed(lease),
+            Why::AdriftTooLong(session) => self.stayed_away(session),
+            Why::RecallDue(lease) => self.recall_due(lease),
+        }
+    }
+
+    /// Grants what can be granted, one after the other, and checks the devices that were touched.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            for device in self.ledger.touched() {
+                self.line.look_up(device, &mut self.accounts, &self.ledger);
+            }
+            self.line.refresh(&mut self.accounts, &self.ledger);
+            let Some((ask, devices)) = self.line.first_fit(&self.accounts, &self.ledger) else {
+                break;
+            };
+            self.grant(ask, &devices);
+        }
+        self.ledger.settle();
+    }
+
+    pub(crate) fn emit(&mut self, effect: Effect) {
+        self.effects.push_back(effect);
+    }
+
+    pub(crate) fn deny(&mut self, request: RequestId, denial: Denial) {
+        self.emit(Effect::Denied { request, denial });
+    }
+
+    fn answer(&mut self, request: RequestId, work: impl FnOnce(&mut Self) -> Result<(), Denial>) {
+        if let Err(denial) = work(self) {
+            self.deny(request, denial);
+        }
+    }
 }

@@ -46,7 +46,7 @@ pub struct Terms {
 }
 
 /// The devices an ask wants.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceWish {
     /// Any so many.
     Any(NonZeroU32),

@@ -4,16 +4,42 @@
 //! do ([`Effect`]). It does no I/O, has no clock, no randomness, no threads, and cannot fail: a
 //! refusal is an effect. After each mutation drain the effects, then make the next one.
 
+mod accounts;
+mod acquire;
+mod allocate;
 mod arbiter;
+mod ask;
+mod barrier;
+mod books;
+mod check;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod denial;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod effect;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod event;
+mod gate;
+mod lease;
+mod ledger;
+mod line;
+mod member;
+mod obstacle;
+mod outside;
+mod pile;
 mod policy;
+mod process;
+mod recall;
+mod release;
+mod resize;
+mod roster;
+mod segment;
+mod session;
+mod shape;
 mod snapshot;
+mod terms;
 mod time;
+mod timers;
+mod view;
 
 pub use arbiter::{Arbiter, Why};
 pub use denial::Denial;

@@ -89,6 +89,34 @@ pub struct Budgets {
     pub default_job: Budget,
 }
 
+impl Budgets {
+    /// The budget of a job of that name.
+    #[must_use]
+    pub fn of_job(&self, name: &str) -> &Budget {
+        let first = self.jobs.iter().find(|(pattern, _)| matches(pattern, name));
+        first.map_or(&self.default_job, |(_, budget)| budget)
+    }
+}
+
+/// Whether the name matches the pattern, in which `*` stands for any letters: the first piece
+/// begins it, the last one ends it, and those between follow one another.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let Some(mut left) = name.strip_prefix(first).and_then(|n| n.strip_suffix(last)) else {
+        return false;
+    };
+    for piece in middle.split('*') {
+        let Some(at) = left.find(piece) else {
+            return false;
+        };
+        left = &left[at + piece.len()..];
+    }
+    true
+}
+
 /// A device as the arbiter is told of it at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
@@ -99,4 +127,31 @@ pub struct DeviceSpec {
     /// What a member process's context and libraries are taken to cost until that is measured;
     /// zero for host memory.
     pub overhead_estimate: Bytes,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (pattern, name) in [
+            ("", ""),
+            ("a", "a"),
+            ("*", ""),
+            ("*", "abc"),
+            ("a*", "a"),
+            ("a*c", "abbc"),
+            ("*b*b*", "abab"),
+            ("a**c", "ac"),
+            ("*ab*ba*", "xabybaz"),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in
+            [("", "a"), ("a", "ab"), ("a*a", "a"), ("a*c", "abcd"), ("*ab*ba*", "aba"), ("*b*b*", "aba")]
+        {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+    }
 }

@@ -1,0 +1,410 @@
+//! Segments are asked for and made.
+//!
+//! Within the reserve nothing is refused for lack of room. Where the lease's own draining bytes
+//! stand in between, the allocation waits for them whatever its patience and whatever guard its
+//! process is in: the wait is for the device alone, for nobody's guard. It does not stand in the
+//! line. If those bytes turn out to be quarantined, or the reserve is lowered, it is growth after all.
+//!
+//! Above the reserve it is growth: what is set aside is used first, the rest comes out of what is
+//! free, by the rules of the line.
+
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId};
+
+use crate::acquire::deadline;
+use crate::ask::{Ask, Stage, Want};
+use crate::lease::{Lease, Share};
+use crate::ledger::{Bucket, minus, plus};
+use crate::segment::{Segment, State};
+use crate::session::too_many;
+use crate::shape::Shape;
+use crate::terms::listed;
+use crate::{Arbiter, Denial, Effect, Guard, Patience, RequestId, SegmentKind};
+
+/// A segment that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) lease: LeaseId,
+    pub(crate) device: DeviceId,
+    pub(crate) bytes: Bytes,
+    pub(crate) kind: SegmentKind,
+    pub(crate) patience: Patience,
+    pub(crate) guard: Guard,
+}
+
+impl Arbiter {
+    pub(crate) fn allocate(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        wanted: Wanted,
+    ) -> Result<(), Denial> {
+        let process = self.session(session)?.process;
+        let lease = self.lease_of_member(process, wanted.lease)?;
+        lease.active()?;
+        self.sound_segment(lease, &wanted)?;
+        let share = lease.share(wanted.device);
+        if !share.is_within(lease.reserve, wanted.bytes) {
+            return self.grow(request, session, process, wanted);
+        }
+        if wanted.bytes <= share.charge.set_aside {
+            return self.make(Some(request), process, &wanted);
+        }
+        self.wait_for_own_drain(request, session, process, wanted)
+    }
+
+    /// The lease, if the process is a member of it.
+    pub(crate) fn lease_of_member(&self, process: ProcessId, lease: LeaseId) -> Result<&Lease, Denial> {
+        self.leases.get(&lease).filter(|lease| lease.members.contains(&process)).ok_or(Denial::NoSuchLease)
+    }
+
+    fn sound_segment(&self, lease: &Lease, wanted: &Wanted) -> Result<(), Denial> {
+        if wanted.bytes.is_zero() || !wanted.bytes.is_granular() {
+            return Err(Denial::Malformed(
+                "a segment is a multiple of 2 MiB, and at least that; round it up",
+            ));
+        }
+        if !lease.shares.contains_key(&wanted.device) {
+            let devices = listed(lease.shares.keys().copied());
+            return Err(Denial::NoSuchDevice { device: wanted.device, devices });
+        }
+        self.usable(wanted.device)?;
+        if lease.segments.len() + lease.growing.len() >= self.policy.segments_per_lease as usize {
+            return Err(too_many("segments", wanted.lease.to_string(), self.policy.segments_per_lease));
+        }
+        Ok(())
+    }
+
+    fn wait_for_own_drain(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        process: ProcessId,
+        wanted: Wanted,
+    ) -> Result<(), Denial> {
+        self.bounded(self.process(process).peer.uid)?;
+        let id = self.wait_for_segment(request, session, process, wanted, Stage::OwnDrain)?;
+        let share = self.lease_mut(wanted.lease).share_mut(wanted.device);
+        share.promised = plus(share.promised, wanted.bytes);
+        share.waits.insert(id);
+        Ok(())
+    }
+
+    /// Grants growth at once, or lets it wait, or refuses it.
+    fn grow(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        process: ProcessId,
+        wanted: Wanted,
+    ) -> Result<(), Denial> {
+        let lease = &self.leases[&wanted.lease];
+        within_lease(lease, &wanted)?;
+        if lease.is_overdue() {
+            return Err(Denial::Overdue);
+        }
+        self.could_ever_grow(lease, process, &wanted)?;
+        self.bounded(self.process(process).peer.uid)?;
+        let id = self.wait_for_segment(request, session, process, wanted, Stage::InLine)?;
+        self.settle();
+        if let Some(denial) = self.impatience(id, &wanted) {
+            self.refuse_ask(id, denial);
+        }
+        Ok(())
+    }
+
+    /// Why an ask that was not granted at once must not wait, if it must not.
+    fn impatience(&self, id: AskId, wanted: &Wanted) -> Option<Denial> {
+        let ask = self.line.asks.get(&id)?;
+        match (wanted.patience, wanted.guard) {
+            (Patience::None, _) => Some(self.obstacle(ask).denial(ask)),
+            (Patience::AtMost(_) | Patience::Endless, Guard::Inside) => {
+                Some(Denial::WouldDeadlock { asked: wanted.bytes })
+            }
+            (Patience::AtMost(_) | Patience::Endless, Guard::Outside) => None,
+        }
+    }
+
+    /// Whether the growth would fit if no other lease were there.
+    fn could_ever_grow(&self, lease: &Lease, process: ProcessId, wanted: &Wanted) -> Result<(), Denial> {
+        let share = lease.share(wanted.device);
+        let more = share.beyond(wanted.bytes);
+        let charged = lease.charge().total();
+        self.within_limits(lease.account, charged.saturating_add(more), 1, Bytes::ZERO)?;
+        let overhead = self.overhead_alone(process, wanted.device);
+        let room = self.ledger.book(wanted.device).capacity.saturating_sub(overhead);
+        let kept = share.charge.held.saturating_add(share.charge.quarantined);
+        let largest = room.saturating_sub(kept);
+        if wanted.bytes > largest {
+            return Err(Denial::TooLarge { asked: wanted.bytes, overhead, largest: largest.round_down() });
+        }
+        Ok(())
+    }
+
+    fn wait_for_segment(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        process: ProcessId,
+        wanted: Wanted,
+        stage: Stage,
+    ) -> Result<AskId, Denial> {
+        let id = self.ids.ask.next().map_err(|_| Denial::OutOfIds)?;
+        self.ids.ask = id;
+        let lease = &self.leases[&wanted.lease];
+        let (account, amount) = (lease.account, lease.share(wanted.device).beyond(wanted.bytes));
+        let ask = Ask {
+            id,
+            request: Some(request),
+            process,
+            session,
+            account,
+            since: self.now,
+            barrier_at: self.now.plus(self.policy.max_wait),
+            deadline: match stage {
+                Stage::OwnDrain => None,
+                Stage::InLine | Stage::Barrier { .. } => deadline(wanted.patience, self.now),
+            },
+            shape: self.line.shapes.enter(Shape::growth(wanted.device)),
+            amount,
+            stage,
+            want: Want::Segment(wanted),
+        };
+        self.waiting.insert(request, id);
+        self.lease_mut(wanted.lease).growing.insert(id);
+        self.wait(ask);
+        Ok(id)
+    }
+
+    /// The lease forgets an ask for a segment that leaves the line.
+    pub(crate) fn unlist_growth(&mut self, ask: &Ask) {
+        let Want::Segment(wanted) = &ask.want else {
+            return;
+        };
+        if let Some(request) = ask.request {
+            self.waiting.remove(&request);
+        }
+        let lease = self.lease_mut(wanted.lease);
+        lease.growing.remove(&ask.id);
+        let share = lease.share_mut(wanted.device);
+        if share.waits.remove(&ask.id) {
+            share.promised = minus(share.promised, wanted.bytes);
+        }
+    }
+
+    /// The line grants growth. What the lease may have has to be looked at again: it may have grown meanwhile.
+    pub(crate) fn grant_segment(&mut self, ask: &Ask, wanted: Wanted) {
+        let request = ask.request.expect("an ask for a segment leaves with its asker");
+        let granted = within_lease(&self.leases[&wanted.lease], &wanted)
+            .and_then(|()| self.make(Some(request), ask.process, &wanted));
+        if let Err(denial) = granted {
+            self.deny(request, denial);
+        }
+    }
+
+    /// Has the device make a segment, out of what is set aside first and then out of what is free.
+    fn make(
+        &mut self,
+        request: Option<RequestId>,
+        process: ProcessId,
+        wanted: &Wanted,
+    ) -> Result<(), Denial> {
+        let segment = self.ids.segment.next().map_err(|_| Denial::OutOfIds)?;
+        self.ids.segment = segment;
+        let Wanted { lease, device, bytes, kind, .. } = *wanted;
+        let reserved = self.reserved_part(lease, device, bytes);
+        self.shift(lease, device, Bucket::SetAside, Bucket::Held, reserved);
+        self.charge(lease, device, Bucket::Held, minus(bytes, reserved));
+        let into = self.lease_mut(lease);
+        into.segments.insert(segment);
+        into.held_peak = into.held_peak.max(into.charge().held);
+        self.process_mut(process).segments.insert(segment);
+        let state = State::Creating(request);
+        self.segments.insert(segment, Segment { lease, process, device, bytes, state });
+        if let Some(request) = request {
+            self.creating.insert(request, segment);
+        }
+        self.emit(Effect::Create { segment, lease, device, bytes, kind });
+        self.refit(lease, device);
+        Ok(())
+    }
+
+    fn reserved_part(&self, lease: LeaseId, device: DeviceId, bytes: Bytes) -> Bytes {
+        let lease = &self.leases[&lease];
+        let share = lease.share(device);
+        let usable =
+            if share.is_within(lease.reserve, bytes) { share.charge.set_aside } else { share.spare() };
+        usable.min(bytes)
+    }
+
+    pub(crate) fn abandoned(&mut self, request: RequestId) {
+        if let Some(ask) = self.waiting.get(&request).copied() {
+            drop(self.drop_ask(ask));
+        } else if let Some(segment) = self.creating.remove(&request) {
+            let making = self.segments.get_mut(&segment).expect("it is being made");
+            making.state = State::Creating(None);
+        }
+    }
+
+    pub(crate) fn created(&mut self, id: SegmentId) {
+        let Some(segment) = self.segments.get_mut(&id).filter(|s| matches!(s.state, State::Creating(_)))
+        else {
+            return;
+        };
+        let process = segment.process;
+        match segment.made(id) {
+            Some(request) => {
+                self.creating.remove(&request);
+                self.emit(Effect::Allocated { request, segment: id, process });
+            }
+            None => self.drain(id),
+        }
+    }
+
+    pub(crate) fn create_failed(&mut self, id: SegmentId, why: String) {
+        let Some(State::Creating(request)) = self.segments.get(&id).map(|segment| segment.state.clone())
+        else {
+            return;
+        };
+        if let Some(request) = request {
+            self.creating.remove(&request);
+            self.deny(request, Denial::DeviceRefused { why });
+        }
+        self.bring_back(id, Bucket::Held);
+    }
+
+    /// Nobody waits for the segments that the lease has in the making any more.
+    pub(crate) fn disappoint(&mut self, lease: LeaseId, denial: &Denial) {
+        for id in self.leases[&lease].segments.clone() {
+            let segment = self.segments.get_mut(&id).expect("a lease's segments exist");
+            if let State::Creating(request @ Some(_)) = &mut segment.state
+                && let Some(request) = request.take()
+            {
+                self.creating.remove(&request);
+                self.deny(request, denial.clone());
+            }
+        }
+    }
+
+    /// Serves the allocations that waited for the lease's own bytes, as far as those are back; and
+    /// those that they can't suffice for any more are growth from now on.
+    pub(crate) fn review(&mut self, lease: LeaseId, device: DeviceId) {
+        loop {
+            let Some(of) = self.leases.get(&lease) else {
+                return;
+            };
+            let share = of.share(device);
+            let Some((first, last)) = share.waits.first().copied().zip(share.waits.last().copied()) else {
+                break;
+            };
+            let bytes = self.wanted(first).bytes;
+            if !self.leases[&lease].covers_waits(device) {
+                self.turn_into_growth(last);
+            } else if bytes <= share.charge.set_aside {
+                self.serve(first);
+            } else {
+                break;
+            }
+        }
+        self.trim(lease, device);
+        self.refit(lease, device);
+    }
+
+    fn serve(&mut self, id: AskId) {
+        let wanted = self.wanted(id);
+        // Taken first, so that the bytes it was promised are spare when it is made.
+        let ask = self.take_ask(id);
+        let request = ask.request.expect("an ask for a segment leaves with its asker");
+        if let Err(denial) = self.make(Some(request), ask.process, &wanted) {
+            self.deny(request, denial);
+        }
+    }
+
+    /// What the lease waits for of its own can't come back any more: this allocation needs free bytes.
+    fn turn_into_growth(&mut self, id: AskId) {
+        let wanted = self.wanted(id);
+        let share = self.lease_mut(wanted.lease).share_mut(wanted.device);
+        share.waits.remove(&id);
+        share.promised = minus(share.promised, wanted.bytes);
+        let amount = share.beyond(wanted.bytes);
+        let ask = self.line.get_mut(id);
+        (ask.stage, ask.amount) = (Stage::InLine, amount);
+        ask.deadline = deadline(wanted.patience, ask.since);
+        let ask = ask.clone();
+        self.line.enroll(id, &mut self.accounts);
+        self.set_ask_timers(&ask);
+        if let Some(denial) = self.no_growth(&ask, &wanted) {
+            self.refuse_ask(id, denial);
+        }
+    }
+
+    /// Why an allocation that turned into growth is refused at once, if it is.
+    fn no_growth(&self, ask: &Ask, wanted: &Wanted) -> Option<Denial> {
+        let lease = &self.leases[&wanted.lease];
+        if let Err(denial) = within_lease(lease, wanted) {
+            return Some(denial);
+        }
+        if lease.is_overdue() {
+            return Some(Denial::Overdue);
+        }
+        let waits = self.line.placement(ask, &self.accounts, &self.ledger).is_none();
+        if waits { self.impatience(ask.id, wanted) } else { None }
+    }
+
+    fn wanted(&self, id: AskId) -> Wanted {
+        match &self.line.get(id).want {
+            Want::Segment(wanted) => *wanted,
+            Want::Lease { .. } => unreachable!("only asks for segments wait in a lease"),
+        }
+    }
+
+    /// The lease's asks for growth on the device take what it now lacks out of what is free.
+    pub(crate) fn refit(&mut self, lease: LeaseId, device: DeviceId) {
+        for id in self.leases[&lease].growing.clone() {
+            let wanted = self.wanted(id);
+            if wanted.device == device {
+                let amount = self.leases[&lease].share(device).beyond(wanted.bytes);
+                let shape = Shape::growth(device);
+                self.line.reshape(id, shape, amount, &mut self.accounts, &self.ledger);
+            }
+        }
+    }
+
+    /// Refuses what waits for memory in the lease.
+    pub(crate) fn stop_growth(&mut self, lease: LeaseId, reach: Reach, denial: &Denial) {
+        // The youngest first: an older one that leaves would let a younger one pass.
+        for id in self.leases[&lease].growing.clone().into_iter().rev() {
+            let spared = reach == Reach::BeyondReserve && self.line.get(id).stage == Stage::OwnDrain;
+            if !spared && self.line.asks.contains_key(&id) {
+                self.refuse_ask(id, denial.clone());
+            }
+        }
+    }
+}
+
+/// Which waiting allocations are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All of them.
+    All,
+    /// Those that need more than the reserve.
+    BeyondReserve,
+}
+
+/// # Errors
+/// `BeyondLease` where the lease's own limit is in the way.
+fn within_lease(lease: &Lease, wanted: &Wanted) -> Result<(), Denial> {
+    let held = lease.share(wanted.device).charge.in_segments();
+    if held.checked_add(wanted.bytes).is_some_and(|sum| sum <= lease.limit) {
+        return Ok(());
+    }
+    Err(Denial::BeyondLease { limit: lease.limit, held, asked: wanted.bytes })
+}
+
+impl Lease {
+    /// Whether what is set aside and what drains suffices for what was promised.
+    fn covers_waits(&self, device: DeviceId) -> bool {
+        let share: &Share = self.share(device);
+        let coming = share.charge.set_aside.saturating_add(share.charge.draining);
+        coming >= share.promised
+    }
+}

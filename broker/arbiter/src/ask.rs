@@ -1,0 +1,119 @@
+//! An ask that waits.
+//!
+//! ```text
+//!   own drain ----------.   (within the reserve: it waits for its lease's own bytes, not in the line)
+//!                        \
+//!   in line ---max_wait--> barrier: hopeless <-> parked at an account <-> collecting on its devices
+//!      \___________________________\______________________\____________________\___> granted, denied, withdrawn
+//! ```
+
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
+
+use crate::accounts::{NodeId, Resource};
+use crate::allocate::Wanted;
+use crate::shape::{Shape, ShapeId, Use};
+use crate::{DeviceWish, RequestId, Terms, Time};
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub(crate) enum Want {
+    /// A lease.
+    Lease { ask_name: u64, terms: Terms },
+    /// A segment in a lease.
+    Segment(Wanted),
+}
+
+/// Where a barrier stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Post {
+    /// Even if every lease on that device ended there would be too little: it holds nothing back.
+    Hopeless(DeviceId),
+    /// This account has too little room: it holds back room of the accounts below only.
+    Parked(NodeId, Resource),
+    /// Its accounts have room: it holds back what it needs on its devices.
+    Collecting,
+}
+
+/// How far a waiting ask has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for bytes of its own lease's reserve that are on their way back.
+    OwnDrain,
+    /// It waits its turn.
+    InLine,
+    /// It has waited so long that nothing overtakes it. With what it needs on the devices it is bound to.
+    Barrier { needs: Vec<(DeviceId, Bytes)>, post: Post },
+}
+
+/// An ask that waits. Its number is its age.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) id: AskId,
+    pub(crate) want: Want,
+    /// Who is to be answered; nobody while the asker's stream is broken.
+    pub(crate) request: Option<RequestId>,
+    pub(crate) process: ProcessId,
+    /// Through which it came.
+    pub(crate) session: SessionId,
+    pub(crate) account: NodeId,
+    pub(crate) since: Time,
+    pub(crate) barrier_at: Time,
+    pub(crate) deadline: Option<Time>,
+    pub(crate) shape: ShapeId,
+    /// On each device, beyond contexts: the reserve of a lease; what a segment takes out of what is free.
+    pub(crate) amount: Bytes,
+    pub(crate) stage: Stage,
+}
+
+impl Ask {
+    /// The lease that it wants more for.
+    pub(crate) const fn grows(&self) -> Option<LeaseId> {
+        match &self.want {
+            Want::Lease { .. } => None,
+            Want::Segment(wanted) => Some(wanted.lease),
+        }
+    }
+
+    /// Whether the fair order may grant it. A barrier that could use any device still looks at
+    /// those that it does not hold back.
+    pub(crate) const fn is_in_roster(&self, shape: &Shape) -> bool {
+        match self.stage {
+            Stage::OwnDrain => false,
+            Stage::InLine => true,
+            Stage::Barrier { .. } => matches!(shape.wish, DeviceWish::Any(_)),
+        }
+    }
+
+    /// What it needs on the devices that it is bound to.
+    pub(crate) fn needs(&self) -> &[(DeviceId, Bytes)] {
+        match &self.stage {
+            Stage::OwnDrain | Stage::InLine => &[],
+            Stage::Barrier { needs, .. } => needs,
+        }
+    }
+
+    /// Where it stands as a barrier.
+    pub(crate) const fn post(&self) -> Option<Post> {
+        match &self.stage {
+            Stage::OwnDrain | Stage::InLine => None,
+            Stage::Barrier { post, .. } => Some(*post),
+        }
+    }
+
+    pub(crate) fn stand(&mut self, at: Post) {
+        match &mut self.stage {
+            Stage::Barrier { post, .. } => *post = at,
+            Stage::OwnDrain | Stage::InLine => {
+                panic!("{} is {:?} and can't stand at {at:?}", self.id, self.stage)
+            }
+        }
+    }
+}
+
+/// The gates of a path that an ask for this purpose passes, in order, at one account.
+pub(crate) const fn resources(purpose: Use) -> &'static [Resource] {
+    match purpose {
+        Use::Lease => &[Resource::Slots, Resource::Bytes],
+        Use::Growth => &[Resource::Bytes],
+    }
+}

@@ -1,0 +1,78 @@
+//! Moves of bytes, each in the three places that know of it: the device's book, the lease and, where
+//! bytes become charged or free, the accounts.
+
+use gpulease_words::{Bytes, DeviceId, LeaseId, SegmentId};
+
+use crate::Arbiter;
+use crate::lease::Lease;
+use crate::ledger::{Bucket, minus};
+use crate::segment::State;
+
+impl Arbiter {
+    pub(crate) fn lease_mut(&mut self, lease: LeaseId) -> &mut Lease {
+        self.leases.get_mut(&lease).expect("a lease stays while a segment, ask or member names it")
+    }
+
+    /// Free bytes become the lease's.
+    pub(crate) fn charge(&mut self, lease: LeaseId, device: DeviceId, bucket: Bucket, bytes: Bytes) {
+        self.ledger.charge(device, bucket, bytes);
+        self.charged(lease, device, bucket, bytes);
+    }
+
+    /// Bytes that are taken already become the lease's, whether they were free or not.
+    pub(crate) fn charge_taken(&mut self, lease: LeaseId, device: DeviceId, bucket: Bucket, bytes: Bytes) {
+        self.ledger.charge_taken(device, bucket, bytes);
+        self.charged(lease, device, bucket, bytes);
+    }
+
+    fn charged(&mut self, lease: LeaseId, device: DeviceId, bucket: Bucket, bytes: Bytes) {
+        let of = self.lease_mut(lease);
+        of.share_mut(device).charge.put(bucket, bytes);
+        let account = of.account;
+        self.accounts.charge(account, bytes);
+    }
+
+    /// Bytes of the lease become free.
+    pub(crate) fn credit(&mut self, lease: LeaseId, device: DeviceId, bucket: Bucket, bytes: Bytes) {
+        self.ledger.credit(device, bucket, bytes);
+        let of = self.lease_mut(lease);
+        of.share_mut(device).charge.take(bucket, bytes);
+        let account = of.account;
+        self.accounts.credit(account, bytes);
+    }
+
+    /// Bytes of the lease become something else.
+    pub(crate) fn shift(&mut self, lease: LeaseId, device: DeviceId, from: Bucket, to: Bucket, bytes: Bytes) {
+        self.ledger.shift(device, from, to, bytes);
+        let charge = &mut self.lease_mut(lease).share_mut(device).charge;
+        charge.take(from, bytes);
+        charge.put(to, bytes);
+    }
+
+    /// What is set aside beyond what is to be becomes free.
+    pub(crate) fn trim(&mut self, lease: LeaseId, device: DeviceId) {
+        let of = &self.leases[&lease];
+        let share = of.share(device);
+        let owed = match of.active() {
+            Ok(()) => share.owed(of.reserve),
+            Err(_) => Bytes::ZERO,
+        };
+        let excess = minus(share.charge.set_aside, owed);
+        self.credit(lease, device, Bucket::SetAside, excess);
+    }
+
+    /// The bytes of a segment that is no more go where they are owed: to what the lease has set
+    /// aside, up to its reserve, and what is beyond becomes free.
+    pub(crate) fn bring_back(&mut self, id: SegmentId, from: Bucket) {
+        let segment = self.segments.remove(&id).expect("its caller looked");
+        let (lease, device) = (segment.lease, segment.device);
+        assert!(!matches!(segment.state, State::Live(_)), "{id} is credited while it may be mapped");
+        self.shift(lease, device, from, Bucket::SetAside, segment.bytes);
+        self.lease_mut(lease).segments.remove(&id);
+        if let Some(process) = self.processes.get_mut(&segment.process) {
+            process.segments.remove(&id);
+        }
+        self.review(lease, device);
+        self.bury(lease);
+    }
+}

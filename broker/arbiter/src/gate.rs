@@ -1,0 +1,155 @@
+//! A counted resource of an account: its bytes, or its number of leases.
+//!
+//! A gate is where a limit is kept and where barriers stand in front of it. An ask that became a
+//! barrier *pledges* what it needs at each gate of its path, from its job up to the host; where
+//! there is not enough, it is *parked* at that gate, and whoever comes later finds the gate closed.
+//!
+//! ```text
+//!             has room                  has room
+//!   climbs ------------> pledged here ------------> ... -----> collects on its devices
+//!      \                     ^   \
+//!       \ no room            |    \ the account was overrun: the youngest pledge steps back
+//!        `----> parked ------'     `----> parked
+//!                     oldest first
+//! ```
+
+use std::collections::BTreeMap;
+
+use gpulease_words::AskId;
+
+/// Whom room is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Anyone: behind all barriers.
+    Newcomer,
+    /// The oldest barrier parked here.
+    Head,
+}
+
+/// A limit, what is used of it, and the barriers that stand in front of it. Counts bytes or leases.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gate {
+    limit: Option<u64>,
+    used: u64,
+    pledged: u128,
+    pledges: BTreeMap<AskId, u64>,
+    parked: BTreeMap<AskId, u64>,
+}
+
+impl Gate {
+    /// An unused gate.
+    pub(crate) fn new(limit: Option<u64>) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    pub(crate) const fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    pub(crate) const fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// What can be used more; `u64::MAX` where there is no limit.
+    pub(crate) fn room(&self, standing: Standing) -> u64 {
+        let Some(limit) = self.limit else {
+            return u64::MAX;
+        };
+        let left = u128::from(limit.saturating_sub(self.used)).saturating_sub(self.pledged);
+        match standing {
+            Standing::Newcomer if !self.parked.is_empty() => 0,
+            Standing::Newcomer | Standing::Head => u64::try_from(left).expect("at most the limit"),
+        }
+    }
+
+    /// What could be used more if no barrier were waiting.
+    pub(crate) const fn left(&self) -> u64 {
+        match self.limit {
+            Some(limit) => limit.saturating_sub(self.used),
+            None => u64::MAX,
+        }
+    }
+
+    pub(crate) fn take(&mut self, amount: u64) {
+        self.used = self.used.checked_add(amount).expect("an account's use fits 64 bits");
+    }
+
+    pub(crate) fn give(&mut self, amount: u64) {
+        let used = self.used;
+        self.used = used
+            .checked_sub(amount)
+            .unwrap_or_else(|| panic!("{amount} of an account's {used} are credited"));
+    }
+
+    /// The ask pledges the amount, or is parked where there is too little room.
+    pub(crate) fn climb(&mut self, ask: AskId, amount: u64) -> Climb {
+        if amount > 0 && self.room(Standing::Newcomer) < amount {
+            self.parked.insert(ask, amount);
+            return Climb::Parked;
+        }
+        self.pledge(ask, amount);
+        Climb::Through
+    }
+
+    /// The oldest parked ask for which there is room now, pledged.
+    pub(crate) fn admit_head(&mut self) -> Option<AskId> {
+        let (ask, amount) = self.parked.first_key_value().map(|(ask, amount)| (*ask, *amount))?;
+        if self.room(Standing::Head) < amount {
+            return None;
+        }
+        self.parked.remove(&ask);
+        self.pledge(ask, amount);
+        Some(ask)
+    }
+
+    /// The youngest pledge, where more is used and pledged than the limit allows; it is parked now.
+    pub(crate) fn step_back(&mut self) -> Option<AskId> {
+        let limit = self.limit?;
+        if u128::from(self.used) + self.pledged <= u128::from(limit) {
+            return None;
+        }
+        let (ask, amount) = self.pledges.pop_last()?;
+        self.pledged -= u128::from(amount);
+        self.parked.insert(ask, amount);
+        Some(ask)
+    }
+
+    /// The ask no longer waits here.
+    pub(crate) fn forget(&mut self, ask: AskId) {
+        self.parked.remove(&ask);
+        if let Some(amount) = self.pledges.remove(&ask) {
+            self.pledged -= u128::from(amount);
+        }
+    }
+
+    /// Whether the ask is parked here.
+    pub(crate) fn is_parked(&self, ask: AskId) -> bool {
+        self.parked.contains_key(&ask)
+    }
+
+    /// Panics when the sum of the pledges is not what it should be.
+    pub(crate) fn check(&self) {
+        let sum: u128 = self.pledges.values().map(|amount| u128::from(*amount)).sum();
+        assert_eq!(sum, self.pledged, "an account's pledges");
+        assert!(
+            self.pledges.keys().all(|ask| !self.parked.contains_key(ask)),
+            "an ask is both pledged and parked"
+        );
+    }
+
+    fn pledge(&mut self, ask: AskId, amount: u64) {
+        if amount > 0 {
+            self.pledged += u128::from(amount);
+            self.pledges.insert(ask, amount);
+        }
+    }
+}
+
+/// How a climb at one gate ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Climb {
+    /// The amount is pledged.
+    Through,
+    /// There is no room: the ask waits at this gate.
+    Parked,
+}

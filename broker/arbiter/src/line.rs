@@ -1,0 +1,258 @@
+//! The line: the asks that wait, and which of them is next.
+//!
+//! **Order.** Barriers go first, the oldest first. Then hierarchical weighted max-min: from the host
+//! down, the account with the least `charged / weight` goes first, ties by the arrival of its oldest
+//! ask; within a job the asks go as they came. Whoever can't use the room now is passed over
+//! (backfill), so that a large ask does not idle the card; `max_wait` later it is a barrier.
+//!
+//! **Barriers.** After `max_wait` nothing overtakes an ask, neither on its devices nor in its
+//! accounts. It climbs from its job to the host and pledges what it needs at each ([`crate::gate`]); with all
+//! of them behind it, it collects on its devices ([`crate::pile`]). Where an account has too little
+//! room it is parked, and holds back room of that account and of those below it, but nothing of the
+//! accounts above and no device bytes. So one's own budget makes nobody else wait, barriers of one
+//! account together never hold back more than its limit could let them use, and an ask that is large for its group's
+//! limit is not starved by small ones of the same group. All waits go upward (job, user,
+//! group, host, devices) and by age on the devices: there is no cycle.
+//!
+//! An ask for any device is bound to those where least is missing when it becomes a barrier. It
+//! holds back there, and is still granted elsewhere if other devices have room sooner.
+//!
+//! **Cost.** An account with waiting asks stands in its parent's [`Roster`] with a summary of what
+//! could be granted below it by its own limits. A charge changes four accounts' places; the search
+//! goes down four rosters. Both are O(log n) for n waiting asks, times the number of different
+//! [`Shape`]s (which devices, which contexts) among them.
+
+use std::collections::BTreeMap;
+
+use gpulease_words::{AskId, Bytes, DeviceId};
+
+use crate::accounts::{Accounts, NodeId};
+use crate::ask::{Ask, Stage, resources};
+use crate::gate::Standing;
+use crate::ledger::{Health, Ledger};
+use crate::pile::Piles;
+use crate::roster::{Place, Roster, Who};
+use crate::shape::{Bounds, Shape, Shapes, Summary, cost};
+
+/// Those who wait below an account.
+#[derive(Debug, Default)]
+struct Queue {
+    roster: Roster,
+    /// How the account stands in its parent's roster.
+    standing: Option<(NodeId, Place, Summary)>,
+}
+
+/// The asks that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    pub(crate) asks: BTreeMap<AskId, Ask>,
+    pub(crate) shapes: Shapes,
+    pub(crate) piles: Piles,
+    queues: BTreeMap<NodeId, Queue>,
+}
+
+impl Line {
+    pub(crate) fn get(&self, ask: AskId) -> &Ask {
+        self.asks.get(&ask).expect("whoever names an ask was told when it left the line")
+    }
+
+    pub(crate) fn get_mut(&mut self, ask: AskId) -> &mut Ask {
+        self.asks.get_mut(&ask).expect("whoever names an ask was told when it left the line")
+    }
+
+    pub(crate) fn shape_of(&self, ask: &Ask) -> &Shape {
+        self.shapes.get(ask.shape)
+    }
+
+    /// The ask waits from now on.
+    pub(crate) fn join(&mut self, ask: Ask, accounts: &mut Accounts) {
+        let id = ask.id;
+        let enrolled = ask.is_in_roster(self.shape_of(&ask));
+        self.asks.insert(id, ask);
+        if enrolled {
+            self.enroll(id, accounts);
+        }
+    }
+
+    /// The ask waits no longer.
+    pub(crate) fn leave(&mut self, id: AskId, accounts: &mut Accounts) -> Ask {
+        self.retreat(id, accounts);
+        let ask = self.asks.remove(&id).expect("whoever names an ask was told when it left the line");
+        if ask.is_in_roster(self.shape_of(&ask)) {
+            self.strike(&ask, accounts);
+        }
+        self.shapes.leave(ask.shape);
+        ask
+    }
+
+    /// The ask's needs changed: it keeps its age.
+    pub(crate) fn reshape(
+        &mut self,
+        id: AskId,
+        shape: Shape,
+        amount: Bytes,
+        accounts: &mut Accounts,
+        ledger: &Ledger,
+    ) {
+        let ask = self.get(id);
+        if ask.amount == amount && *self.shape_of(ask) == shape {
+            return;
+        }
+        let was_barrier = ask.post().is_some();
+        let shape = self.shapes.enter(shape);
+        let ask = self.leave(id, accounts);
+        let stage = if was_barrier { Stage::InLine } else { ask.stage };
+        self.join(Ask { shape, amount, stage, ..ask }, accounts);
+        if was_barrier && !amount.is_zero() {
+            self.rise(id, accounts, ledger);
+        }
+    }
+
+    /// Puts the ask into its job's roster.
+    pub(crate) fn enroll(&mut self, id: AskId, accounts: &mut Accounts) {
+        let ask = self.get(id);
+        let (account, own) = (ask.account, Summary::of(id, ask.shape, ask.amount));
+        self.queues.entry(account).or_default().roster.insert(place_of(id), own);
+        accounts.node_mut(account);
+    }
+
+    /// Takes the ask out of its job's roster.
+    pub(crate) fn strike(&mut self, ask: &Ask, accounts: &mut Accounts) {
+        let queue = self.queues.get_mut(&ask.account).expect("an ask in a roster has a queue");
+        queue.roster.remove(place_of(ask.id));
+        accounts.node_mut(ask.account);
+    }
+
+    /// Brings the places of the touched accounts, and the barriers at their gates, up to date.
+    pub(crate) fn refresh(&mut self, accounts: &mut Accounts, ledger: &Ledger) {
+        while let Some(node) = accounts.pop_touched() {
+            self.tend(node, accounts, ledger);
+            self.put_in_place(node, accounts, ledger);
+        }
+    }
+
+    /// What a device has to give to anyone who is no barrier; `None` where it is lost.
+    pub(crate) fn available(&self, device: DeviceId, ledger: &Ledger) -> Option<Bytes> {
+        let book = ledger.get(device).filter(|book| book.health == Health::Usable)?;
+        Some(self.piles.left(device, book.free, None))
+    }
+
+    /// The next ask that can be granted, and on which devices.
+    pub(crate) fn first_fit(&self, accounts: &Accounts, ledger: &Ledger) -> Option<(AskId, Vec<DeviceId>)> {
+        let barrier = self.piles.first_fit(ledger, |id| self.get(id).needs());
+        if let Some(id) = barrier {
+            return Some((id, self.get(id).needs().iter().map(|(device, _)| *device).collect()));
+        }
+        let summary = self.queues.get(&NodeId::HOST)?.roster.summary()?;
+        let give = |device| self.available(device, ledger);
+        let bounds = Bounds::on_devices(summary, &self.shapes, ledger, give);
+        self.first_below(NodeId::HOST, &bounds, accounts, ledger)
+    }
+
+    /// Where the ask can be granted now as one that is no barrier.
+    pub(crate) fn placement(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
+        let shape = self.shape_of(ask);
+        let fits = |device| {
+            let available = self.available(device, ledger)?;
+            (available.checked_sub(shape.overhead(device, ledger))? >= ask.amount).then_some(available)
+        };
+        let devices = choose(shape, ledger, fits)?;
+        let cost = cost(shape, ask.amount, &devices, ledger);
+        let passes = accounts.path(ask.account).all(|(_, node)| {
+            resources(shape.purpose)
+                .iter()
+                .all(|resource| node.gate(*resource).room(Standing::Newcomer) >= units(*resource, cost))
+        });
+        passes.then_some(devices)
+    }
+
+    /// The asks in the order in which the line would serve them.
+    pub(crate) fn in_order(&self) -> Vec<AskId> {
+        let own_drain = self.asks.values().filter(|ask| ask.stage == Stage::OwnDrain);
+        let barriers = self.asks.values().filter(|ask| ask.post().is_some());
+        let mut order: Vec<AskId> = own_drain.chain(barriers).map(|ask| ask.id).collect();
+        self.walk_below(NodeId::HOST, &mut order);
+        order
+    }
+
+    fn walk_below(&self, node: NodeId, order: &mut Vec<AskId>) {
+        let Some(queue) = self.queues.get(&node) else {
+            return;
+        };
+        queue.roster.walk(&mut |who| match who {
+            Who::Ask(id) if self.get(id).post().is_none() => order.push(id),
+            Who::Ask(_) => {}
+            Who::Account(below) => self.walk_below(below, order),
+        });
+    }
+
+    fn first_below(
+        &self,
+        node: NodeId,
+        bounds: &Bounds,
+        accounts: &Accounts,
+        ledger: &Ledger,
+    ) -> Option<(AskId, Vec<DeviceId>)> {
+        let bounds = bounds.within(accounts.node(node), &self.shapes, ledger);
+        let queue = self.queues.get(&node).expect("an account in a roster has a queue");
+        queue.roster.first(&bounds, &mut |who| match who {
+            Who::Ask(id) => self.placement(self.get(id), accounts, ledger).map(|devices| (id, devices)),
+            Who::Account(below) => self.first_below(below, &bounds, accounts, ledger),
+        })
+    }
+
+    /// Gives the account its new place in its parent's roster; one in which nobody waits loses it.
+    fn put_in_place(&mut self, id: NodeId, accounts: &mut Accounts, ledger: &Ledger) {
+        let Some(queue) = self.queues.get_mut(&id) else {
+            return;
+        };
+        let standing = queue.roster.summary().and_then(|summary| {
+            let node = accounts.node(id);
+            let place = Place { share: node.share(), oldest: summary.oldest, who: Who::Account(id) };
+            Some((node.parent?, place, summary.behind(node, &self.shapes, ledger)))
+        });
+        if standing == queue.standing && standing.is_some() {
+            return;
+        }
+        let empty = queue.roster.summary().is_none();
+        let before = std::mem::replace(&mut queue.standing, standing.clone());
+        if empty {
+            self.queues.remove(&id);
+        }
+        if let Some((parent, place, _)) = before {
+            accounts.touch(parent);
+            self.queues.get_mut(&parent).expect("a roster with an account in it stays").roster.remove(place);
+        }
+        if let Some((parent, place, own)) = standing {
+            accounts.touch(parent);
+            self.queues.entry(parent).or_default().roster.insert(place, own);
+        }
+    }
+}
+
+const fn place_of(ask: AskId) -> Place {
+    Place { share: 0, oldest: ask, who: Who::Ask(ask) }
+}
+
+/// How much an ask of this cost takes of a resource.
+pub(crate) const fn units(resource: crate::accounts::Resource, cost: Bytes) -> u64 {
+    match resource {
+        crate::accounts::Resource::Slots => 1,
+        crate::accounts::Resource::Bytes => cost.get(),
+    }
+}
+
+/// Of the devices that fit: the named ones, or as many as are wanted with the most to give, ties by the lower index.
+fn choose(shape: &Shape, ledger: &Ledger, fits: impl Fn(DeviceId) -> Option<Bytes>) -> Option<Vec<DeviceId>> {
+    match &shape.wish {
+        crate::DeviceWish::These(devices) => devices.iter().map(|d| fits(*d).map(|_| *d)).collect(),
+        crate::DeviceWish::Any(n) => {
+            let wanted = n.get() as usize;
+            let mut fitting: Vec<_> =
+                ledger.usable().filter_map(|(d, _)| fits(d).map(|room| (d, room))).collect();
+            fitting.sort_by_key(|(device, room)| (std::cmp::Reverse(*room), *device));
+            (fitting.len() >= wanted)
+                .then(|| fitting.into_iter().take(wanted).map(|(device, _)| device).collect())
+        }
+    }
+}

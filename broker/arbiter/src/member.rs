@@ -1,0 +1,156 @@
+//! Processes join leases; their contexts are charged.
+
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SessionId};
+
+use crate::ask::Want;
+use crate::gate::Standing;
+use crate::ledger::{Bucket, minus};
+use crate::process::{Context, Figure, Process};
+use crate::session::too_many;
+use crate::{Arbiter, Denial, Effect, Peer, RequestId};
+
+impl Arbiter {
+    pub(crate) fn join(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        lease: LeaseId,
+    ) -> Result<(), Denial> {
+        let process = self.session(session)?.process;
+        let uid = self.process(process).peer.uid;
+        self.leases.get(&lease).filter(|l| l.admits(uid)).ok_or(Denial::NoSuchLease)?;
+        self.may_join(process, lease)?;
+        self.enlist(process, lease);
+        self.emit(Effect::Joined { request, lease });
+        Ok(())
+    }
+
+    pub(crate) fn admit(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        lease: LeaseId,
+        peer: Peer,
+    ) -> Result<(), Denial> {
+        let process = self.session(session)?.process;
+        let into = self.lease_of_member(process, lease)?;
+        if !into.admits(peer.uid) {
+            return Err(Denial::NotAllowed("the process is neither the lease's user's nor the guest's"));
+        }
+        self.same_user(&peer)?;
+        let admitted = peer.process;
+        self.processes.entry(admitted).or_insert_with(|| Process::new(peer));
+        let verdict = self.may_join(admitted, lease);
+        if verdict.is_ok() {
+            self.enlist(admitted, lease);
+            self.emit(Effect::Done { request });
+        } else if !self.process(admitted).is_needed() {
+            self.processes.remove(&admitted);
+        }
+        verdict
+    }
+
+    /// Whether the lease, the devices and the accounts have room for the process.
+    fn may_join(&self, process: ProcessId, id: LeaseId) -> Result<(), Denial> {
+        let lease = &self.leases[&id];
+        lease.active()?;
+        if lease.members.contains(&process) {
+            return Ok(());
+        }
+        if lease.members.len() >= self.policy.members_per_lease as usize {
+            return Err(too_many("members", id.to_string(), self.policy.members_per_lease));
+        }
+        let mut sum = Bytes::ZERO;
+        for device in self.new_contexts(process, id) {
+            let asked = self.ledger.book(device).overhead_estimate;
+            let room = self.line.available(device, &self.ledger).unwrap_or_default();
+            if asked > room {
+                return Err(Denial::NoRoom { asked, room, device });
+            }
+            sum = crate::ledger::plus(sum, asked);
+        }
+        self.affordable(lease.account, sum)
+    }
+
+    /// Whether every account of the path has so much left now.
+    pub(crate) fn affordable(&self, account: crate::accounts::NodeId, asked: Bytes) -> Result<(), Denial> {
+        let mut path = self.accounts.path(account);
+        let full = path.find(|(_, node)| node.bytes.room(Standing::Newcomer) < asked.get());
+        full.map_or(Ok(()), |(_, node)| {
+            Err(Denial::AccountFull {
+                account: node.key.to_string(),
+                limit: Bytes::new(node.bytes.limit().unwrap_or(u64::MAX)),
+                charged: Bytes::new(node.bytes.used()),
+                asked,
+            })
+        })
+    }
+
+    /// The process is a member from now on, and charged for its contexts.
+    pub(crate) fn enlist(&mut self, process: ProcessId, lease: LeaseId) {
+        for device in self.new_contexts(process, lease) {
+            let bytes = self.ledger.book(device).overhead_estimate;
+            self.charge(lease, device, Bucket::Overhead, bytes);
+            let context = Context { bytes, figure: Figure::Estimated, lease };
+            self.process_mut(process).contexts.insert(device, context);
+        }
+        self.lease_mut(lease).members.insert(process);
+        self.process_mut(process).leases.insert(lease);
+        self.reshape_asks(process);
+    }
+
+    /// The lease's devices on which the process has no context yet.
+    fn new_contexts(&self, process: ProcessId, lease: LeaseId) -> Vec<DeviceId> {
+        let contexts = &self.process(process).contexts;
+        self.leases[&lease].shares.keys().copied().filter(|device| !contexts.contains_key(device)).collect()
+    }
+
+    /// The lease is charged for the process's contexts no more: another of its leases on the device is, or none.
+    pub(crate) fn drop_contexts(&mut self, process: ProcessId, lease: LeaseId) {
+        let contexts = &self.process(process).contexts;
+        let dropped: Vec<_> =
+            contexts.iter().filter(|(_, context)| context.lease == lease).map(|(d, c)| (*d, *c)).collect();
+        for (device, context) in dropped {
+            self.credit(lease, device, Bucket::Overhead, context.bytes);
+            self.process_mut(process).contexts.remove(&device);
+            if let Some(next) = self.next_lease(process, lease, device) {
+                self.charge_taken(next, device, Bucket::Overhead, context.bytes);
+                self.process_mut(process).contexts.insert(device, Context { lease: next, ..context });
+            }
+        }
+        self.reshape_asks(process);
+    }
+
+    fn next_lease(&self, process: ProcessId, but: LeaseId, device: DeviceId) -> Option<LeaseId> {
+        let mut leases = self.process(process).leases.iter().copied();
+        leases.find(|lease| *lease != but && self.leases[lease].shares.contains_key(&device))
+    }
+
+    /// The process's waiting asks need a context more or less.
+    fn reshape_asks(&mut self, process: ProcessId) {
+        for id in self.process(process).asks.clone() {
+            let ask = self.line.get(id);
+            if let Want::Lease { terms, .. } = &ask.want {
+                let (shape, amount) = (self.shape_for(process, &terms.devices), ask.amount);
+                self.line.reshape(id, shape, amount, &mut self.accounts, &self.ledger);
+            }
+        }
+    }
+
+    pub(crate) fn overhead(&mut self, process: ProcessId, device: DeviceId, bytes: Bytes) {
+        let Some(known) = self.processes.get_mut(&process) else {
+            return;
+        };
+        let Some(context) = known.contexts.get_mut(&device) else {
+            return;
+        };
+        let bytes = bytes.min(self.ledger.book(device).capacity);
+        let (before, lease) = (context.bytes, context.lease);
+        *context = Context { bytes, figure: Figure::Measured, lease };
+        if bytes >= before {
+            self.charge_taken(lease, device, Bucket::Overhead, minus(bytes, before));
+        } else {
+            self.credit(lease, device, Bucket::Overhead, minus(before, bytes));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Why an ask waits, in numbers.
+
+use gpulease_words::{Bytes, DeviceId, Reason};
+
+use crate::accounts::{Node, NodeId, Resource};
+use crate::ask::{Ask, Post, Stage, Want, resources};
+use crate::gate::Standing;
+use crate::ledger::plus;
+use crate::line::units;
+use crate::{Arbiter, Denial};
+
+/// What is in an ask's way.
+#[derive(Clone, Debug)]
+pub(crate) struct Obstacle {
+    pub(crate) reason: Reason,
+    /// What is missing where least is missing.
+    pub(crate) short_by: Bytes,
+    /// On which device.
+    pub(crate) device: Option<DeviceId>,
+    /// What that device has to give to this ask.
+    room: Bytes,
+    /// What it needs there, or of the account.
+    asked: Bytes,
+    pub(crate) account: Option<Account>,
+}
+
+/// The account in the way, and its figures.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    pub(crate) path: String,
+    resource: Resource,
+    limit: u64,
+    used: u64,
+}
+
+impl Arbiter {
+    /// What is in the ask's way: its accounts first, because bytes on a device would not help it
+    /// there, then its devices.
+    pub(crate) fn obstacle(&self, ask: &Ask) -> Obstacle {
+        if let (Stage::OwnDrain, Want::Segment(wanted)) = (&ask.stage, &ask.want) {
+            let aside = self.leases[&wanted.lease].share(wanted.device).charge.set_aside;
+            return on_device(Reason::Draining, wanted.device, wanted.bytes, aside);
+        }
+        let needs = self.needs(ask);
+        let cost: Bytes = needs.iter().map(|(_, need)| *need).sum();
+        self.at_limit(ask, cost)
+            .or_else(|| self.short_device(ask, &needs))
+            .or_else(|| self.behind_barriers(ask, cost))
+            .unwrap_or_else(|| on_device(Reason::NoRoom, needs[0].0, needs[0].1, needs[0].1))
+    }
+
+    fn needs(&self, ask: &Ask) -> Vec<(DeviceId, Bytes)> {
+        match &ask.stage {
+            Stage::Barrier { needs, .. } => needs.clone(),
+            Stage::InLine | Stage::OwnDrain => self.line.least_missing(ask, &self.ledger),
+        }
+    }
+
+    /// The first account from the job up whose limit does not allow it now.
+    fn at_limit(&self, ask: &Ask, cost: Bytes) -> Option<Obstacle> {
+        self.blocking(ask, cost, |node, resource| node.gate(resource).left(), Reason::AccountLimit)
+    }
+
+    /// The first account from the job up whose room is kept for barriers.
+    fn behind_barriers(&self, ask: &Ask, cost: Bytes) -> Option<Obstacle> {
+        if ask.post().is_some_and(Post::collects) {
+            return None;
+        }
+        self.blocking(
+            ask,
+            cost,
+            |node, resource| node.gate(resource).room(Standing::Newcomer),
+            Reason::BehindOthers,
+        )
+    }
+
+    fn blocking(
+        &self,
+        ask: &Ask,
+        cost: Bytes,
+        room: impl Fn(&Node, Resource) -> u64,
+        reason: Reason,
+    ) -> Option<Obstacle> {
+        let gates = resources(self.line.shape_of(ask).purpose);
+        let mut path = self.accounts.path(ask.account);
+        path.find_map(|(_, node): (NodeId, &Node)| {
+            let resource = *gates.iter().find(|r| room(node, **r) < units(**r, cost))?;
+            let short_by = match resource {
+                Resource::Slots => Bytes::ZERO,
+                Resource::Bytes => Bytes::new(cost.get() - room(node, resource)),
+            };
+            let gate = node.gate(resource);
+            let (limit, used) = (gate.limit().unwrap_or(u64::MAX), gate.used());
+            let account = Some(Account { path: node.key.to_string(), resource, limit, used });
+            Some(Obstacle { reason, short_by, device: None, room: Bytes::ZERO, asked: cost, account })
+        })
+    }
+
+    /// Of the devices it needs, the one where most is missing.
+    fn short_device(&self, ask: &Ask, needs: &[(DeviceId, Bytes)]) -> Option<Obstacle> {
+        let age = ask.post().is_some_and(Post::collects).then_some(ask.id);
+        let mut worst: Option<(Bytes, Obstacle)> = None;
+        for (device, need) in needs {
+            let book = self.ledger.book(*device);
+            let room = self.line.piles.left(*device, book.free, age);
+            let missing = need.saturating_sub(room);
+            if missing.is_zero() || worst.as_ref().is_some_and(|(most, _)| *most >= missing) {
+                continue;
+            }
+            let reason = if book.free >= *need {
+                Reason::Barrier
+            } else if plus(book.free, book.charge.draining) >= *need {
+                Reason::Draining
+            } else {
+                Reason::NoRoom
+            };
+            worst = Some((missing, on_device(reason, *device, *need, room)));
+        }
+        worst.map(|(_, obstacle)| obstacle)
+    }
+}
+
+fn on_device(reason: Reason, device: DeviceId, asked: Bytes, room: Bytes) -> Obstacle {
+    let short_by = asked.saturating_sub(room);
+    Obstacle { reason, short_by, device: Some(device), room, asked, account: None }
+}
+
+impl Obstacle {
+    /// As a refusal for one who does not wait.
+    pub(crate) fn denial(&self, _: &Ask) -> Denial {
+        match (&self.account, self.device) {
+            (Some(Account { path, resource: Resource::Slots, limit, .. }), _) => Denial::TooMany {
+                what: "leases",
+                account: path.clone(),
+                max: u32::try_from(*limit).unwrap_or(u32::MAX),
+            },
+            (Some(Account { path, resource: Resource::Bytes, limit, used }), _) => Denial::AccountFull {
+                account: path.clone(),
+                limit: Bytes::new(*limit),
+                charged: Bytes::new(*used),
+                asked: self.asked,
+            },
+            (None, Some(device)) => Denial::NoRoom { asked: self.asked, room: self.room, device },
+            (None, None) => unreachable!("an obstacle is an account or a device"),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What barriers hold back on each device.
+//!
+//! For an ask that is no barrier a device has `free - (sum of what barriers collect there)` to
+//! give; for a barrier, `free - (sum of what older ones collect there)`. Age is the order of
+//! arrival, the same on all devices, so two barriers never wait for each other.
+//!
+//! The oldest barrier on a device that is not granted needs more than is free there, or waits for
+//! another device; so a walk by age soon finds nothing left and stops. Its cost grows with the
+//! barriers on several devices that fit on this one and wait for another, not with all of them.
+//!
+//! A barrier that needs more than a device could give if every lease on it ended (outsiders have
+//! the rest, or it can't be proven free) is hopeless for now: it holds nothing back, else one
+//! outsider would keep everybody off the card.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpulease_words::{AskId, Bytes, DeviceId};
+
+use crate::ledger::Ledger;
+
+/// What barriers do on one device.
+#[derive(Debug, Default)]
+struct Pile {
+    collecting: BTreeMap<AskId, Bytes>,
+    held_back: u128,
+    /// All barriers that are not hopeless, by what they need.
+    hopeful: BTreeSet<(Bytes, AskId)>,
+    hopeless: BTreeSet<(Bytes, AskId)>,
+}
+
+/// The piles of all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Piles(BTreeMap<DeviceId, Pile>);
+
+impl Piles {
+    /// What barriers hold back on the device.
+    pub(crate) fn held_back(&self, device: DeviceId) -> u128 {
+        self.0.get(&device).map_or(0, |pile| pile.held_back)
+    }
+
+    /// What the device has to give to an ask of that age, `None` for one that is no barrier.
+    pub(crate) fn left(&self, device: DeviceId, free: Bytes, age: Option<AskId>) -> Bytes {
+        let Some(pile) = self.0.get(&device) else {
+            return free;
+        };
+        let Some(age) = age else {
+            return u64::try_from(pile.held_back)
+                .map_or(Bytes::ZERO, |held| free.saturating_sub(Bytes::new(held)));
+        };
+        let mut left = free;
+        for (_, need) in pile.collecting.range(..age) {
+            if left.is_zero() {
+                break;
+            }
+            left = left.saturating_sub(*need);
+        }
+        left
+    }
+
+    /// A barrier that is not hopeless comes to its devices.
+    pub(crate) fn hope(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
+        for (device, need) in needs {
+            self.pile(*device).hopeful.insert((*need, ask));
+        }
+    }
+
+    /// A barrier starts to hold back what it needs.
+    pub(crate) fn collect(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
+        for (device, need) in needs {
+            let pile = self.pile(*device);
+            let before = pile.collecting.insert(ask, *need);
+            assert!(before.is_none(), "{ask} collects twice on device {device}");
+            pile.held_back += u128::from(need.get());
+        }
+    }
+
+    /// A barrier stops to hold anything back.
+    pub(crate) fn let_go(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
+        for (device, _) in needs {
+            let pile = self.pile(*device);
+            if let Some(need) = pile.collecting.remove(&ask) {
+                pile.held_back -= u128::from(need.get());
+            }
+        }
+    }
+
+    /// A barrier finds that the device can't give so much.
+    pub(crate) fn despair(&mut self, ask: AskId, device: DeviceId, needs: &[(DeviceId, Bytes)]) {
+        self.forget(ask, needs);
+        let need = needs.iter().find(|(d, _)| *d == device).map_or(Bytes::ZERO, |(_, need)| *need);
+        self.pile(device).hopeless.insert((need, ask));
+    }
+
+    /// A barrier is none any more.
+    pub(crate) fn forget(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
+        self.let_go(ask, needs);
+        for (device, need) in needs {
+            let pile = self.pile(*device);
+            pile.hopeful.remove(&(*need, ask));
+            pile.hopeless.remove(&(*need, ask));
+        }
+    }
+
+    /// A barrier whose outlook changed: the device can't give so much any more, or can again.
+    pub(crate) fn turned(&self, device: DeviceId, ledger: &Ledger) -> Option<(AskId, Outlook)> {
+        let pile = self.0.get(&device)?;
+        let ceiling = ledger.book(device).ceiling();
+        let lost = pile.hopeful.last().filter(|(need, _)| *need > ceiling);
+        let found = pile.hopeless.first().filter(|(need, _)| *need <= ceiling);
+        lost.map(|(_, ask)| (*ask, Outlook::Lost)).or_else(|| found.map(|(_, ask)| (*ask, Outlook::Found)))
+    }
+
+    /// The oldest barrier for which there is room on all its devices.
+    pub(crate) fn first_fit<'a>(
+        &self,
+        ledger: &Ledger,
+        needs: impl Fn(AskId) -> &'a [(DeviceId, Bytes)],
+    ) -> Option<AskId> {
+        let mut left: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
+        let mut heads: BTreeMap<DeviceId, _> = BTreeMap::new();
+        for (device, pile) in self.0.iter().filter(|(_, pile)| !pile.collecting.is_empty()) {
+            left.insert(*device, ledger.book(*device).free);
+            heads.insert(*device, pile.collecting.keys().copied().peekable());
+        }
+        loop {
+            heads.retain(|device, head| !left[device].is_zero() && head.peek().is_some());
+            let next = heads.values_mut().filter_map(|head| head.peek().copied()).min()?;
+            let wanted = needs(next);
+            if wanted.iter().all(|(device, need)| left[device] >= *need) {
+                return Some(next);
+            }
+            for (device, need) in wanted {
+                let here = left.get_mut(device).expect("the ask collects on all its devices");
+                *here = here.saturating_sub(*need);
+            }
+            for head in heads.values_mut() {
+                head.next_if_eq(&next);
+            }
+        }
+    }
+
+    /// Panics when the sums are not what they should be.
+    pub(crate) fn check(&self) {
+        for (device, pile) in &self.0 {
+            let sum: u128 = pile.collecting.values().map(|need| u128::from(need.get())).sum();
+            assert_eq!(sum, pile.held_back, "what barriers hold back on device {device}");
+        }
+    }
+
+    fn pile(&mut self, device: DeviceId) -> &mut Pile {
+        self.0.entry(device).or_default()
+    }
+}
+
+/// How a barrier's chances changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    /// The device can't give so much any more.
+    Lost,
+    /// It can again.
+    Found,
+}

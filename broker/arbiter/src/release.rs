@@ -1,0 +1,191 @@
+//! Leases and segments are given back.
+//!
+//! A released lease loses at once what it has set aside. What is in its segments stays charged
+//! until their processes free them or die, because until then they are mapped, and then until the
+//! device proves that it has the bytes again. Members' overhead stays charged while the lease
+//! drains: their contexts are there.
+
+use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
+
+use crate::allocate::Reach;
+use crate::ledger::Bucket;
+use crate::segment::{Claim, State};
+use crate::{Arbiter, Authority, Denial, Effect, LeaseState, Notice, RequestId, Why};
+
+impl Arbiter {
+    pub(crate) fn release(
+        &mut self,
+        request: RequestId,
+        authority: Authority,
+        lease: LeaseId,
+    ) -> Result<(), Denial> {
+        self.may_release(authority, lease)?;
+        let state = self.leases[&lease].state;
+        if state == LeaseState::Active {
+            self.announce_end(authority, lease);
+        }
+        let draining = self.leases[&lease].charge();
+        let draining = crate::ledger::plus(draining.held, draining.draining);
+        self.emit(Effect::Released { request, lease, draining });
+        if state == LeaseState::Active {
+            self.end_lease(lease);
+        }
+        Ok(())
+    }
+
+    fn may_release(&self, authority: Authority, lease: LeaseId) -> Result<(), Denial> {
+        if let Authority::Session(session) = authority {
+            self.session(session)?;
+        }
+        let owner = &self.leases.get(&lease).ok_or(Denial::NoSuchLease)?.owner;
+        let may = match authority {
+            Authority::Session(session) => owner.session == Some(session),
+            Authority::User(uid) => owner.uid == uid,
+            Authority::Operator => true,
+        };
+        if may { Ok(()) } else { Err(Denial::NoSuchLease) }
+    }
+
+    /// Tells those who use the lease that another ends it.
+    fn announce_end(&mut self, authority: Authority, lease: LeaseId) {
+        match authority {
+            Authority::Session(_) => {}
+            Authority::User(_) | Authority::Operator => {
+                self.notify(lease, &Notice::Ended { lease, denial: Denial::EndedByOther });
+            }
+        }
+    }
+
+    /// An active lease is given back from now on; one that is already is left alone.
+    pub(crate) fn end_lease(&mut self, lease: LeaseId) {
+        if self.leases[&lease].state != LeaseState::Active {
+            return;
+        }
+        self.lease_mut(lease).end(lease);
+        self.stop_growth(lease, Reach::All, &Denial::Ending);
+        self.disappoint(lease, &Denial::Ending);
+        self.forget_name(lease);
+        self.lease_mut(lease).recall = None;
+        self.timers.cancel(Why::RecallDue(lease));
+        self.timers.cancel(Why::GrantUnclaimed(lease));
+        let devices: Vec<DeviceId> = self.leases[&lease].shares.keys().copied().collect();
+        for device in devices {
+            self.trim(lease, device);
+        }
+        self.bury(lease);
+    }
+
+    /// The owner's session may use the ask's name again.
+    fn forget_name(&mut self, lease: LeaseId) {
+        let owner = &self.leases[&lease].owner;
+        let ask_name = owner.ask_name;
+        if let Some(session) = owner.session.and_then(|session| self.sessions.get_mut(&session)) {
+            session.leases.remove(&lease);
+            session.asks.remove(&ask_name);
+        }
+    }
+
+    /// A lease of which nothing is in segments any more is gone.
+    pub(crate) fn bury(&mut self, lease: LeaseId) {
+        if !self.leases.get(&lease).is_some_and(|l| l.is_spent()) {
+            return;
+        }
+        let members = self.leases[&lease].members.clone();
+        for member in &members {
+            self.process_mut(*member).leases.remove(&lease);
+            self.drop_contexts(*member, lease);
+        }
+        let gone = self.leases.remove(&lease).expect("it was just there");
+        assert!(gone.charge().total().is_zero(), "{lease} goes while it is charged: {:?}", gone.charge());
+        self.accounts.remove_lease(gone.account);
+        self.accounts.leave(gone.account);
+        self.emit(Effect::LeaseGone { lease });
+        for member in members {
+            self.retire_process(member);
+        }
+    }
+
+    pub(crate) fn free(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        lease: LeaseId,
+        segment: SegmentId,
+    ) -> Result<(), Denial> {
+        let process = self.session(session)?.process;
+        self.lease_of_member(process, lease)?;
+        let live = self.segments.get(&segment).filter(|s| matches!(s.state, State::Live(_)));
+        live.filter(|s| s.lease == lease && s.process == process).ok_or(Denial::NoSuchSegment)?;
+        self.emit(Effect::Done { request });
+        self.drain(segment);
+        Ok(())
+    }
+
+    /// The device takes the segment back and proves it.
+    pub(crate) fn drain(&mut self, id: SegmentId) {
+        let segment = self.segments.get_mut(&id).expect("its caller looked");
+        segment.drain(id);
+        let (lease, device, process, bytes) = (segment.lease, segment.device, segment.process, segment.bytes);
+        if let Some(process) = self.processes.get_mut(&process) {
+            process.segments.remove(&id);
+        }
+        self.shift(lease, device, Bucket::Held, Bucket::Draining, bytes);
+        self.emit(Effect::Reclaim { segment: id, device });
+        self.weigh_recall(lease);
+    }
+
+    /// The process is dead: it maps nothing any more.
+    pub(crate) fn drain_all_of(&mut self, process: ProcessId) {
+        for id in self.process(process).segments.clone() {
+            let segment = self.segments.get_mut(&id).expect("a process's segments exist");
+            match &mut segment.state {
+                State::Creating(request) => {
+                    if let Some(request) = request.take() {
+                        self.creating.remove(&request);
+                    }
+                }
+                State::Live(_) => self.drain(id),
+                State::Draining | State::Quarantined { .. } => {
+                    unreachable!("a process's set has no segments that were given back")
+                }
+            }
+        }
+    }
+
+    pub(crate) fn claimed(&mut self, id: SegmentId) {
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return;
+        };
+        if let State::Live(claim) = &mut segment.state {
+            *claim = Claim::Claimed;
+        }
+        let lease = segment.lease;
+        self.lease_mut(lease).used = true;
+    }
+
+    pub(crate) fn freed(&mut self, id: SegmentId) {
+        let from = match self.segments.get(&id).map(|segment| &segment.state) {
+            Some(State::Draining) => Bucket::Draining,
+            Some(State::Quarantined { .. }) => Bucket::Quarantined,
+            // A late or doubled word of the device: what it was about was settled.
+            Some(State::Creating(_) | State::Live(_)) | None => return,
+        };
+        self.bring_back(id, from);
+    }
+
+    pub(crate) fn unproven(&mut self, id: SegmentId, now: Vec<Pid>) {
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return;
+        };
+        let (lease, device, bytes) = (segment.lease, segment.device, segment.bytes);
+        match &mut segment.state {
+            State::Draining => {
+                segment.state = State::Quarantined { suspects: now };
+                self.shift(lease, device, Bucket::Draining, Bucket::Quarantined, bytes);
+                self.review(lease, device);
+            }
+            State::Quarantined { suspects } => *suspects = now,
+            State::Creating(_) | State::Live(_) => {}
+        }
+    }
+}

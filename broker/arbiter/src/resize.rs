@@ -1,0 +1,68 @@
+//! A lease gets a new reserve and a new limit, on all its devices or on none.
+
+use gpulease_words::{Bytes, DeviceId, LeaseId, SessionId};
+
+use crate::lease::Lease;
+use crate::ledger::{Bucket, plus};
+use crate::terms::sized;
+use crate::{Arbiter, Denial, Effect, RequestId};
+
+impl Arbiter {
+    pub(crate) fn resize(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        lease: LeaseId,
+        reserve: Bytes,
+        limit: Bytes,
+    ) -> Result<(), Denial> {
+        self.session(session)?;
+        let of = self.leases.get(&lease).filter(|l| l.owner.session == Some(session));
+        let of = of.ok_or(Denial::NoSuchLease)?;
+        of.active()?;
+        sized(reserve, limit)?;
+        let more = lacking(of, reserve);
+        self.may_extend(of, reserve, &more)?;
+        for (device, bytes) in more {
+            self.charge(lease, device, Bucket::SetAside, bytes);
+        }
+        let of = self.lease_mut(lease);
+        (of.reserve, of.limit) = (reserve, limit);
+        let devices: Vec<DeviceId> = of.shares.keys().copied().collect();
+        for device in devices {
+            self.review(lease, device);
+        }
+        self.emit(Effect::Resized { request, lease });
+        Ok(())
+    }
+
+    /// Whether there is room now for what a larger reserve takes; a resize does not wait.
+    fn may_extend(&self, lease: &Lease, reserve: Bytes, more: &[(DeviceId, Bytes)]) -> Result<(), Denial> {
+        if more.is_empty() {
+            return Ok(());
+        }
+        if lease.is_overdue() && reserve > lease.reserve {
+            return Err(Denial::Overdue);
+        }
+        let sum = more.iter().fold(Bytes::ZERO, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        self.within_limits(lease.account, lease.charge().total().saturating_add(sum), 1, Bytes::ZERO)?;
+        for (device, asked) in more {
+            let Some(room) = self.line.available(*device, &self.ledger) else {
+                return Err(Denial::DeviceLost { device: *device });
+            };
+            if *asked > room {
+                return Err(Denial::NoRoom { asked: *asked, room, device: *device });
+            }
+        }
+        self.affordable(lease.account, more.iter().fold(Bytes::ZERO, |sum, (_, bytes)| plus(sum, *bytes)))
+    }
+}
+
+/// What has to be set aside in addition.
+fn lacking(lease: &Lease, reserve: Bytes) -> Vec<(DeviceId, Bytes)> {
+    let lack = lease
+        .shares
+        .iter()
+        .map(|(device, share)| (*device, share.owed(reserve).saturating_sub(share.charge.set_aside)));
+    lack.filter(|(_, bytes)| !bytes.is_zero()).collect()
+}

@@ -1,0 +1,229 @@
+//! Shapes: what asks have in common but for their size.
+//!
+//! Whether an ask of a shape fits, on the devices and in an account, depends on its size alone, and
+//! a smaller one fits wherever a larger one does. So of thousands of asks below an account only the
+//! smallest of each shape has to be known to say whether any of them can be granted: that is a
+//! [`Summary`]. The most that a shape may ask for now is its [`Bounds`] entry.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpulease_words::{AskId, Bytes, DeviceId};
+
+use crate::DeviceWish;
+use crate::accounts::Node;
+use crate::gate::Standing;
+use crate::ledger::{Ledger, plus};
+
+/// What an ask is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Use {
+    /// A lease: it takes a slot of its accounts.
+    Lease,
+    /// More for a lease that is there.
+    Growth,
+}
+
+/// Where an ask wants memory and on which devices its process has a context already.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Shape {
+    pub(crate) wish: DeviceWish,
+    pub(crate) contexts: BTreeSet<DeviceId>,
+    pub(crate) purpose: Use,
+}
+
+impl Shape {
+    /// Growth on a device: its member has a context there.
+    pub(crate) fn growth(device: DeviceId) -> Self {
+        let one = BTreeSet::from([device]);
+        Self { wish: DeviceWish::These(one.clone()), contexts: one, purpose: Use::Growth }
+    }
+
+    /// How many devices.
+    pub(crate) fn count(&self) -> u32 {
+        match &self.wish {
+            DeviceWish::Any(n) => n.get(),
+            DeviceWish::These(devices) => u32::try_from(devices.len()).expect("devices have 32-bit numbers"),
+        }
+    }
+
+    /// What a context will cost that the process does not have yet.
+    pub(crate) fn overhead(&self, device: DeviceId, ledger: &Ledger) -> Bytes {
+        if self.contexts.contains(&device) { Bytes::ZERO } else { ledger.book(device).overhead_estimate }
+    }
+
+    /// What the contexts cost on these devices.
+    pub(crate) fn overhead_on(&self, devices: &[DeviceId], ledger: &Ledger) -> Bytes {
+        devices.iter().map(|device| self.overhead(*device, ledger)).sum()
+    }
+
+    /// What the contexts cost at least, wherever it is granted.
+    pub(crate) fn least_overhead(&self, ledger: &Ledger) -> Bytes {
+        match &self.wish {
+            DeviceWish::These(devices) => devices.iter().map(|device| self.overhead(*device, ledger)).sum(),
+            DeviceWish::Any(n) => {
+                let mut each: Vec<Bytes> = ledger.usable().map(|(id, _)| self.overhead(id, ledger)).collect();
+                each.sort_unstable();
+                each.into_iter().take(n.get() as usize).sum()
+            }
+        }
+    }
+
+    /// The devices that leave the most beyond the context, best first, and what they leave: all of
+    /// the named ones, or as many of any as are wanted. `None` where there are not so many.
+    pub(crate) fn best(
+        &self,
+        ledger: &Ledger,
+        give: impl Fn(DeviceId) -> Option<Bytes>,
+    ) -> Option<Vec<(DeviceId, Bytes)>> {
+        let room =
+            |device| give(device)?.checked_sub(self.overhead(device, ledger)).map(|room| (device, room));
+        match &self.wish {
+            DeviceWish::These(devices) => devices.iter().map(|device| room(*device)).collect(),
+            DeviceWish::Any(n) => {
+                let mut rooms: Vec<_> = ledger.usable().filter_map(|(device, _)| room(device)).collect();
+                rooms.sort_by_key(|(device, room)| (std::cmp::Reverse(*room), *device));
+                rooms.truncate(n.get() as usize);
+                (rooms.len() == n.get() as usize).then_some(rooms)
+            }
+        }
+    }
+
+    /// The most it may ask for on each device, by what the devices have to give.
+    fn bound_on_devices(&self, ledger: &Ledger, give: impl Fn(DeviceId) -> Option<Bytes>) -> Option<Bytes> {
+        self.best(ledger, give)?.into_iter().map(|(_, room)| room).min()
+    }
+
+    /// The most it may ask for on each device, by what an account has left.
+    fn bound_in(&self, node: &Node, ledger: &Ledger) -> Option<Bytes> {
+        if self.purpose == Use::Lease && node.slots.room(Standing::Newcomer) == 0 {
+            return None;
+        }
+        let room = node.bytes.room(Standing::Newcomer);
+        let left = room.checked_sub(self.least_overhead(ledger).get())?;
+        Some(Bytes::new(left / u64::from(self.count())))
+    }
+}
+
+/// A shape's number while asks of it wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ShapeId(u64);
+
+/// The shapes of the asks that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Shapes {
+    by_shape: BTreeMap<Shape, ShapeId>,
+    /// With how many asks have it.
+    by_id: BTreeMap<ShapeId, (Shape, u64)>,
+    last: u64,
+}
+
+impl Shapes {
+    /// The number of the shape, for one ask more.
+    pub(crate) fn enter(&mut self, shape: Shape) -> ShapeId {
+        if let Some(id) = self.by_shape.get(&shape) {
+            self.by_id.get_mut(id).expect("both maps have it").1 += 1;
+            return *id;
+        }
+        self.last += 1;
+        let id = ShapeId(self.last);
+        self.by_shape.insert(shape.clone(), id);
+        self.by_id.insert(id, (shape, 1));
+        id
+    }
+
+    /// One ask fewer has the shape.
+    pub(crate) fn leave(&mut self, id: ShapeId) {
+        let (shape, asks) = self.by_id.get_mut(&id).expect("a shape stays while an ask has it");
+        *asks -= 1;
+        if *asks == 0 {
+            self.by_shape.remove(shape);
+            self.by_id.remove(&id);
+        }
+    }
+
+    pub(crate) fn get(&self, id: ShapeId) -> &Shape {
+        &self.by_id.get(&id).expect("a shape stays while an ask has it").0
+    }
+}
+
+/// Of the asks in a part of the line: the oldest, and the smallest of each shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) oldest: AskId,
+    /// In order of the shapes.
+    pub(crate) least: Vec<(ShapeId, Bytes)>,
+}
+
+impl Summary {
+    /// Of one ask.
+    pub(crate) fn of(ask: AskId, shape: ShapeId, amount: Bytes) -> Self {
+        Self { oldest: ask, least: vec![(shape, amount)] }
+    }
+
+    /// Takes another part's asks in.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.oldest = self.oldest.min(other.oldest);
+        for (shape, amount) in &other.least {
+            match self.least.binary_search_by_key(shape, |(s, _)| *s) {
+                Ok(at) => self.least[at].1 = self.least[at].1.min(*amount),
+                Err(at) => self.least.insert(at, (*shape, *amount)),
+            }
+        }
+    }
+
+    /// Becomes a copy of another, in the memory that it has.
+    pub(crate) fn assign(&mut self, other: &Self) {
+        self.oldest = other.oldest;
+        self.least.clone_from(&other.least);
+    }
+
+    /// What is left of it behind an account's own limits: a shape whose smallest ask does not pass has none that does.
+    pub(crate) fn behind(&self, node: &Node, shapes: &Shapes, ledger: &Ledger) -> Self {
+        let passes = |(shape, amount): &&(ShapeId, Bytes)| {
+            shapes.get(*shape).bound_in(node, ledger).is_some_and(|bound| *amount <= bound)
+        };
+        Self { oldest: self.oldest, least: self.least.iter().filter(passes).copied().collect() }
+    }
+}
+
+/// The most that an ask of each shape may be to fit now.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds(Vec<(ShapeId, Bytes)>);
+
+impl Bounds {
+    /// By what the devices have to give, for the shapes of the summary.
+    pub(crate) fn on_devices(
+        summary: &Summary,
+        shapes: &Shapes,
+        ledger: &Ledger,
+        give: impl Fn(DeviceId) -> Option<Bytes>,
+    ) -> Self {
+        let bound = |(id, least): &(ShapeId, Bytes)| {
+            let bound = shapes.get(*id).bound_on_devices(ledger, &give)?;
+            (*least <= bound).then_some((*id, bound))
+        };
+        Self(summary.least.iter().filter_map(bound).collect())
+    }
+
+    /// Lowered to what the account has left.
+    pub(crate) fn within(&self, node: &Node, shapes: &Shapes, ledger: &Ledger) -> Self {
+        let lower = |(id, bound): &(ShapeId, Bytes)| {
+            shapes.get(*id).bound_in(node, ledger).map(|here| (*id, here.min(*bound)))
+        };
+        Self(self.0.iter().filter_map(lower).collect())
+    }
+
+    /// Whether any of the asks summed up may fit.
+    pub(crate) fn admit(&self, summary: &Summary) -> bool {
+        let mut least = summary.least.iter().peekable();
+        self.0.iter().any(|(shape, bound)| {
+            while least.next_if(|(s, _)| s < shape).is_some() {}
+            least.peek().is_some_and(|(s, amount)| s == shape && amount <= bound)
+        })
+    }
+}
+
+/// `amount` on each of the devices, and the contexts there.
+pub(crate) fn cost(shape: &Shape, amount: Bytes, devices: &[DeviceId], ledger: &Ledger) -> Bytes {
+    devices.iter().fold(Bytes::ZERO, |sum, device| plus(sum, plus(amount, shape.overhead(*device, ledger))))
+}

@@ -1,0 +1,132 @@
+//! The state as plain data.
+
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId};
+
+use crate::ask::{Ask, Stage, Want};
+use crate::lease::Lease;
+use crate::process::{Figure, Presence};
+use crate::segment::State;
+use crate::{Arbiter, AskView, DeviceWish, LeaseView, MemberView, Pinning, Snapshot, Time};
+
+impl Arbiter {
+    /// The state as plain data. Its cost grows with all there is: make it on demand, a few times a second.
+    #[must_use]
+    pub fn snapshot(&self, now: Time) -> Snapshot {
+        Snapshot {
+            generation: self.generation,
+            at: now,
+            devices: self.ledger.views(),
+            leases: self.leases.iter().map(|(id, lease)| self.lease_view(*id, lease)).collect(),
+            waiting: self.line.in_order().into_iter().map(|ask| self.ask_view(ask)).collect(),
+            accounts: self.accounts.views(),
+            sessions: u32::try_from(self.sessions.len()).expect("sessions are bounded by a 32-bit number"),
+        }
+    }
+
+    /// One lease, as the snapshot would show it.
+    #[must_use]
+    pub fn lease(&self, lease: LeaseId) -> Option<LeaseView> {
+        self.leases.get(&lease).map(|found| self.lease_view(lease, found))
+    }
+
+    fn lease_view(&self, id: LeaseId, lease: &Lease) -> LeaseView {
+        let charge = lease.charge();
+        let adrift = lease.owner.session.is_some_and(|s| self.sessions[&s].presence != Presence::Present);
+        LeaseView {
+            id,
+            name: lease.terms.name.clone(),
+            uid: lease.owner.uid,
+            pid: lease.owner.pid,
+            program: lease.owner.program.clone(),
+            session: lease.owner.session,
+            state: lease.state,
+            overdue: lease.is_overdue(),
+            adrift,
+            devices: lease.shares.keys().copied().collect(),
+            reserve: lease.reserve,
+            limit: lease.limit,
+            set_aside: charge.set_aside,
+            held: charge.held,
+            overhead: charge.overhead,
+            draining: charge.draining,
+            quarantined: charge.quarantined,
+            suspects: self.suspects(lease),
+            held_peak: lease.held_peak,
+            segments: u32::try_from(lease.segments.len()).expect("segments are bounded by a 32-bit number"),
+            used: lease.used,
+            granted_at: lease.granted_at,
+            waited: lease.waited,
+            members: lease.members.iter().map(|member| self.member_view(*member, id)).collect(),
+            pinned: lease.terms.pinning == Pinning::Pinned,
+        }
+    }
+
+    fn suspects(&self, lease: &Lease) -> Vec<Pid> {
+        let mut pids: Vec<Pid> = Vec::new();
+        for segment in &lease.segments {
+            match &self.segments[segment].state {
+                State::Quarantined { suspects } => pids.extend(suspects),
+                State::Creating(_) | State::Live(_) | State::Draining => {}
+            }
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    fn member_view(&self, process: ProcessId, lease: LeaseId) -> MemberView {
+        let known = self.process(process);
+        let charged = known.contexts.values().filter(|context| context.lease == lease);
+        let measured = charged.clone().any(|context| context.figure == Figure::Measured);
+        MemberView {
+            pid: known.peer.pid,
+            program: known.peer.program.clone(),
+            overhead: charged.map(|context| context.bytes).sum(),
+            measured,
+        }
+    }
+
+    fn ask_view(&self, id: AskId) -> AskView {
+        let ask = self.line.get(id);
+        let peer = &self.process(ask.process).peer;
+        let obstacle = self.obstacle(ask);
+        let (name, reserve, limit) = self.wanted_sizes(ask);
+        AskView {
+            id,
+            lease: ask.grows(),
+            name,
+            uid: peer.uid,
+            pid: peer.pid,
+            reserve,
+            limit,
+            devices_wanted: self.line.shape_of(ask).count(),
+            devices: self.bound_devices(ask),
+            since: ask.since,
+            deadline: ask.deadline,
+            barrier: ask.post().is_some(),
+            barrier_at: ask.barrier_at,
+            reason: obstacle.reason,
+            short_by: obstacle.short_by,
+            device: obstacle.device,
+            account: obstacle.account.map(|account| account.path),
+        }
+    }
+
+    fn wanted_sizes(&self, ask: &Ask) -> (String, Bytes, Bytes) {
+        match &ask.want {
+            Want::Lease { terms, .. } => (terms.name.clone(), terms.reserve, terms.limit),
+            Want::Segment(wanted) => {
+                let lease = &self.leases[&wanted.lease];
+                (lease.terms.name.clone(), wanted.bytes, lease.limit)
+            }
+        }
+    }
+
+    fn bound_devices(&self, ask: &Ask) -> Vec<DeviceId> {
+        match (&ask.stage, &self.line.shape_of(ask).wish) {
+            (Stage::Barrier { needs, .. }, _) => needs.iter().map(|(device, _)| *device).collect(),
+            (_, DeviceWish::These(devices)) => devices.iter().copied().collect(),
+            (_, DeviceWish::Any(_)) => Vec::new(),
+        }
+    }
+}
