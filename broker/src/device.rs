@@ -4,12 +4,17 @@
 //! the only one that calls it, since the calls can take milliseconds; the driver sends it
 //! [`Order`]s and receives [`Completion`]s.
 
+pub mod cuda;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpulease_words::{Bytes, DeviceId, Pid, SegmentId};
+
+/// The most chunks a segment has, as many as one hand-over frame takes.
+pub const CHUNKS_MAX: usize = 16;
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,13 +153,21 @@ impl Gauge {
         self.change(|made| made.attributed = attributed);
     }
 
-    /// Sets the broker's own processes. Called by the device alone.
-    pub fn set_helpers(&self, helpers: BTreeSet<Pid>) {
-        self.change(|made| made.helpers = helpers);
+    /// Adds a process of the broker's own. Called by the device alone.
+    pub fn helper_started(&self, helper: Pid) {
+        self.change(|made| {
+            made.helpers.insert(helper);
+        });
+    }
+
+    /// Takes away a process of the broker's own, which has ended. Called by the device alone.
+    pub fn helper_ended(&self, helper: Pid) {
+        self.change(|made| {
+            made.helpers.remove(&helper);
+        });
     }
 
     /// While the guard lives, what exists and what is shown need not agree.
-    #[must_use]
     pub fn changing(&self) -> Changing<'_> {
         self.level().under_way += 1;
         Changing(self)

@@ -1,0 +1,88 @@
+//! The exporter: a process of the daemon's own that makes CUDA IPC handles.
+//!
+//! Such handles need `cuMemAlloc`, and that a context, which the daemon itself never has. So each
+//! device gets a small process, the daemon's program started anew, at the first request for a
+//! handle; it has the memory, and the daemon orders over a socket pair:
+//!
+//! ```text
+//! daemon                        exporter
+//!   (starts it) ------------>  context           0.3 s, some 520 MiB of the card
+//!   <----------------------- ready
+//!   make 7, 1 GiB ---------->  cuMemAlloc, cuIpcGetMemHandle
+//!   <------------- made 7, 64 bytes
+//!   handed 7 to pid 4711 --->  opens a pidfd
+//!   free 7 ----------------->  cuMemFree
+//!   <---------------- freed 7
+//! ```
+//!
+//! **When the daemon dies** the exporter frees what was handed to nobody and keeps the rest for as
+//! long as any process lives that it was handed to: a broker's death does not reach its consumers,
+//! and no memory stays behind for ever. A process that got the 64 bytes from one of those and not
+//! from the broker is not waited for. A service manager that kills the whole control group takes
+//! the exporter with it; its unit has to say that only the daemon itself is stopped.
+//!
+//! **When the exporter dies** CUDA calls it undefined what its consumers see; on driver 580 they
+//! can go on. The daemon goes on in any case: the next request starts another, and what the dead
+//! one had is proven free when the card shows it.
+//!
+//! **Idle** for a minute it ends by itself and gives its context back to the card.
+//!
+//! A handle is a bearer secret, and who has mapped it may use the memory after it was freed; the
+//! promises about tenants' memory hold for handles only as far as CUDA goes.
+
+mod canary;
+mod frame;
+mod order;
+mod process;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+pub use canary::{Scrubbing, check_scrubbing};
+pub(crate) use order::{Exporter, Trouble};
+
+const EXPORT: &str = "--cuda-ipc-exporter";
+
+/// Runs this process as a helper if its arguments say so. To be called first of all by each program that runs the
+/// daemon, since the daemon starts its own program anew for them.
+#[must_use]
+pub fn maybe_run() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    match (arguments.next()?.as_str(), arguments.next()?) {
+        (EXPORT, uuid) => Some(process::run(&uuid)),
+        (mode, uuid) => canary::maybe_run(mode, &uuid),
+    }
+}
+
+/// How helpers are started: a program whose `main` begins with [`maybe_run`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    path: PathBuf,
+    /// Shown in place of the path in lists of processes.
+    name: OsString,
+}
+
+impl Default for Program {
+    /// This very program, even if its file was replaced meanwhile.
+    fn default() -> Self {
+        let name = std::env::args_os().next().unwrap_or_else(|| "gpuleased".into());
+        Self { path: "/proc/self/exe".into(), name }
+    }
+}
+
+impl Program {
+    /// Another program, for tests.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self { name: path.clone().into_os_string(), path }
+    }
+
+    /// A command that runs it in a process group of its own, so that a terminal's signals don't reach it.
+    fn command(&self, mode: &str, uuid: &str) -> Command {
+        let mut command = Command::new(&self.path);
+        command.arg0(&self.name).arg(mode).arg(uuid).process_group(0);
+        command
+    }
+}
