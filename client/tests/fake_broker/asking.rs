@@ -1,0 +1,215 @@
+//! Acquiring, waiting, withdrawing, releasing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use gpulease_client::{AskError, Error, Pid, Reason, blocking, gib, mib};
+
+use crate::broker::Broker;
+use crate::{connect, dropped_after, poll_once, soon};
+
+#[tokio::test]
+async fn a_grant_brings_the_lease_and_its_drop_releases_it() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    assert_eq!(client.devices().len(), 1);
+    assert_eq!(client.devices()[0].capacity, gib(1));
+    let lease = soon("the grant", client.lease(mib(8)).up_to(mib(16)).name("train").acquire()).await.unwrap();
+    assert_eq!((lease.reserve(), lease.limit(), lease.name()), (mib(8), mib(16), "train"));
+    assert_eq!(lease.waited(), Duration::from_millis(3));
+    let id = lease.id().get();
+    drop(lease);
+    broker.shared.until("the release", |book| book.released == [id]);
+}
+
+#[tokio::test]
+async fn a_refusal_has_its_reason_and_is_no_failure() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let error = client.lease(mib(8)).name("deny me").acquire().await.unwrap_err();
+    let denied = error.denied().unwrap();
+    assert_eq!(denied.reason, Reason::OverBudget);
+    assert!(error.to_string().contains("the fake says over_budget"), "{error}");
+    assert!(broker.shared.book().withdrawn.is_empty(), "what was refused is not withdrawn");
+}
+
+#[tokio::test]
+async fn an_acquire_given_up_at_any_step_leaves_nothing_behind() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    for name in ["train", "wait"] {
+        let (mut steps, mut granted) = (0, false);
+        while !granted && steps < 40 {
+            let lease = dropped_after(steps, client.lease(mib(8)).name(name).acquire()).await;
+            granted = lease.is_some();
+            drop(lease);
+            broker.shared.until("everything is given back", |book| book.is_clear());
+            steps += 1;
+        }
+        assert_eq!(granted, name == "train", "after {steps} steps");
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_crosses_the_withdrawal_is_given_back() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let mut ask = Box::pin(client.lease(mib(8)).name("wait").acquire());
+    while broker.shared.book().asks.is_empty() {
+        assert!(poll_once(ask.as_mut()).is_pending());
+        tokio::task::yield_now().await;
+    }
+    // Granted, and never polled again: the grant lies in the client's socket when the ask is dropped.
+    broker.shared.change(|book| {
+        let key = *book.asks.keys().next().unwrap();
+        book.grant(key);
+    });
+    drop(ask);
+    broker.shared.until("the lease is given back", |book| book.is_clear() && book.withdrawn.len() == 1);
+}
+
+#[tokio::test]
+async fn waiting_asks_never_hold_up_a_release_and_all_reach_the_broker() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).name("train").acquire().await.unwrap();
+    let updates = Arc::new(AtomicU32::new(0));
+    let waiting: Vec<_> = (0..40)
+        .map(|_| {
+            let (client, updates) = (client.clone(), Arc::clone(&updates));
+            tokio::spawn(async move {
+                let count = |waiting: &gpulease_client::Waiting| {
+                    assert_eq!(waiting.position, 1);
+                    updates.fetch_add(1, Ordering::SeqCst);
+                };
+                client.lease(mib(8)).name("wait").on_waiting(count).acquire().await
+            })
+        })
+        .collect();
+    crate::until("all 40 wait", || updates.load(Ordering::SeqCst) == 40).await;
+    assert_eq!(soon("the release", lease.release()).await.unwrap(), mib(0));
+    broker.shared.change(|book| {
+        let waiting: Vec<_> = book.asks.keys().copied().collect();
+        waiting.into_iter().for_each(|key| book.grant(key));
+    });
+    for ask in waiting {
+        drop(soon("the grant", ask).await.unwrap().unwrap());
+    }
+    broker.shared.until("everything is given back", |book| book.is_clear());
+}
+
+#[tokio::test]
+async fn a_resize_takes_what_the_broker_made_of_it() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).acquire().await.unwrap();
+    lease.resize(mib(3), mib(32)).await.unwrap();
+    assert_eq!((lease.reserve(), lease.limit()), (mib(4), mib(32)));
+}
+
+#[tokio::test]
+async fn a_child_joins_by_the_environment_and_another_is_refused() {
+    let broker = Broker::start();
+    let (owner, member) = (connect(&broker).await, connect(&broker).await);
+    let lease = owner.lease(mib(8)).acquire().await.unwrap();
+    let environment = lease.env();
+    assert_eq!(environment[0], ("GPULEASE_SOCKET", broker.socket().into()));
+    assert_eq!(environment[1].1.to_str(), Some(lease.id().get().to_string().as_str()));
+    assert_eq!(environment[3], ("GPULEASE_MEMORY_BYTES", (16 << 20).to_string().into()));
+    let token = environment[2].1.to_str().unwrap().parse().unwrap();
+    let joined = member.join(lease.id(), token).await.unwrap();
+    assert_eq!((joined.id(), joined.name(), joined.limit()), (lease.id(), "joined", mib(16)));
+    drop(joined);
+    let wrong = gpulease_client::Token::new([8; 16]);
+    let error = member.join(lease.id(), wrong).await.unwrap_err();
+    assert_eq!(error.denied().unwrap().reason, Reason::NoSuchLease);
+    owner.admit(&lease, Pid::new(1)).await.unwrap();
+    assert!(matches!(owner.admit(&lease, Pid::new(0)).await, Err(AskError::Denied(_))));
+    let id = lease.id().get();
+    soon("the release", lease.release()).await.unwrap();
+    assert_eq!(broker.shared.book().released, [id], "a member's handle does not give the lease back");
+}
+
+#[tokio::test]
+async fn the_last_handle_closes_the_session() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).acquire().await.unwrap();
+    let segment = lease.allocate(mib(2)).await.unwrap();
+    drop(client);
+    drop(lease);
+    assert!(broker.shared.book().closed.is_empty());
+    drop(segment);
+    broker.shared.until("the session is closed", |book| book.closed.len() == 1 && book.is_clear());
+}
+
+#[test]
+fn blocking_callers_need_no_runtime_and_mind_none() {
+    let broker = Broker::start();
+    let work = || {
+        let client = blocking::Client::connect_to(broker.socket()).unwrap();
+        let lease = client.lease(mib(8)).acquire().unwrap();
+        let segment = lease.allocate(mib(4)).unwrap();
+        segment.free().unwrap();
+        lease.release().unwrap();
+    };
+    work();
+    tokio::runtime::Runtime::new().unwrap().block_on(async { work() });
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async { work() });
+    assert!(broker.shared.book().is_clear());
+}
+
+#[tokio::test]
+async fn an_allocate_given_up_at_any_step_leaves_nothing_behind() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).acquire().await.unwrap();
+    for waits in [false, true] {
+        broker.shared.change(|book| book.allocations_wait = waits);
+        let (mut steps, mut taken) = (0, false);
+        while !taken && steps < 40 {
+            let segment = dropped_after(steps, lease.allocate(mib(4))).await;
+            taken = segment.is_some();
+            drop(segment);
+            broker.shared.until("everything is given back", |book| {
+                book.segments.is_empty() && book.waiting_allocates == 0
+            });
+            steps += 1;
+        }
+        assert_eq!(taken, !waits, "after {steps} steps");
+    }
+    assert!(broker.shared.book().freed_too_early.is_empty());
+}
+
+#[tokio::test]
+async fn waiting_allocates_never_hold_up_a_free() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = Arc::new(client.lease(mib(8)).acquire().await.unwrap());
+    let segment = lease.allocate(mib(2)).await.unwrap();
+    broker.shared.change(|book| book.allocations_wait = true);
+    let waiting: Vec<_> = (0..40)
+        .map(|_| {
+            let lease = Arc::clone(&lease);
+            tokio::spawn(async move { lease.allocate(mib(2)).await })
+        })
+        .collect();
+    crate::until("all 40 wait", || broker.shared.book().waiting_allocates == 40).await;
+    soon("the free", segment.free()).await.unwrap();
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    // Not blocking, since the tasks are dropped by this thread.
+    crate::until("all 40 are withdrawn", || broker.shared.book().withdrawn.len() == 40).await;
+}
+
+#[tokio::test]
+async fn a_wait_with_an_end_has_one_although_the_broker_says_nothing() {
+    let broker = Broker::start();
+    let options = gpulease_client::Options::default().socket(broker.socket());
+    let options = options.broker_wait(Duration::from_millis(100));
+    let client = gpulease_client::Client::connect_with(options).await.unwrap();
+    let ask = client.lease(mib(8)).name("wait").wait_at_most(Duration::from_millis(50));
+    let error = soon("an end", ask.acquire()).await.unwrap_err();
+    assert!(matches!(error, AskError::Failed(Error::Silent { .. })), "{error}");
+    broker.shared.until("it is withdrawn", |book| book.is_clear());
+}

@@ -1,0 +1,244 @@
+//! A broker without a brain: it speaks the protocol, keeps the least of books, and misbehaves on
+//! demand. What it is told is in its book, which tests wait on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpulease_client::proto::{self as v1, jobs_server::JobsServer};
+use tempfile::TempDir;
+use tokio::net::UnixListener;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::Status;
+use tonic::transport::Server;
+
+use crate::handoff;
+use crate::service::Jobs;
+
+/// Long enough for a loaded machine, short enough to fail.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The strictest limit seen on streams of a connection.
+const STREAMS_PER_CONNECTION: u32 = 16;
+
+/// How the hand-over socket behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandOver {
+    Right,
+    RefuseTicket,
+    OneTooFew,
+    OneTooMany,
+    /// The frame speaks of more bytes than were allocated.
+    Larger,
+}
+
+/// What happens to asks for leases, by the first word of their name.
+/// `wait...`: they wait. `deny...`: they are refused. Else they are granted at once.
+pub struct Ask {
+    pub updates: UnboundedSender<Result<v1::AcquireUpdate, Status>>,
+    pub lease: Option<u64>,
+}
+
+pub struct Segment {
+    pub ask_name: u64,
+    pub chunks: Vec<(OwnedFd, u64)>,
+    pub acknowledged: bool,
+}
+
+/// What the broker knows, and what it was told.
+pub struct Book {
+    pub next: u64,
+    /// Session to secret.
+    pub sessions: BTreeMap<u64, Vec<u8>>,
+    pub streams: BTreeMap<u64, UnboundedSender<Result<v1::SessionMessage, Status>>>,
+    pub rejoined: u32,
+    pub asks: BTreeMap<(u64, u64), Ask>,
+    pub leases: BTreeSet<u64>,
+    pub segments: BTreeMap<u64, Segment>,
+    pub handover: HandOver,
+    pub allocations_wait: bool,
+    /// Allocates that arrived, in order.
+    pub allocates: Vec<v1::AllocateRequest>,
+    pub waiting_allocates: u32,
+    /// Segments freed while the client still had them mapped or open.
+    pub freed_too_early: Vec<u64>,
+    pub withdrawn: Vec<u64>,
+    pub released: Vec<u64>,
+    pub closed: Vec<u64>,
+}
+
+/// The book, its lock, and a bell for every change.
+pub struct Shared {
+    book: Mutex<Book>,
+    bell: Condvar,
+}
+
+impl Shared {
+    /// Looks at or changes the book.
+    pub fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn change<T>(&self, change: impl FnOnce(&mut Book) -> T) -> T {
+        let result = change(&mut self.book());
+        self.bell.notify_all();
+        result
+    }
+
+    /// Waits until the book says so; fails the test when it never does.
+    pub fn until(&self, what: &str, mut is_so: impl FnMut(&mut Book) -> bool) {
+        let (start, mut book) = (Instant::now(), self.book());
+        while !is_so(&mut book) {
+            let left = DEADLINE.checked_sub(start.elapsed());
+            let left = left.unwrap_or_else(|| panic!("never happened: {what}"));
+            book = self.bell.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A running fake; it can be stopped and started again at the same sockets.
+pub struct Broker {
+    folder: TempDir,
+    pub shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+    handoff: Option<handoff::Listener>,
+}
+
+impl Broker {
+    pub fn start() -> Self {
+        let shared = Arc::new(Shared { book: Mutex::new(Book::new()), bell: Condvar::new() });
+        let mut broker = Self { folder: tempfile::tempdir().unwrap(), shared, runtime: None, handoff: None };
+        broker.serve();
+        broker
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("gpulease.sock")
+    }
+
+    /// Listens (again).
+    pub fn serve(&mut self) {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let context = runtime.enter();
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        let serving = Server::builder()
+            .max_concurrent_streams(STREAMS_PER_CONNECTION)
+            .add_service(JobsServer::new(Jobs::new(Arc::clone(&self.shared))))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        runtime.spawn(serving);
+        self.handoff = Some(handoff::Listener::start(&self.folder.path().join("handoff.sock"), &self.shared));
+        drop(context);
+        self.runtime = Some(runtime);
+    }
+
+    /// As SIGKILL: every connection breaks.
+    pub fn kill(&mut self) {
+        let runtime = self.runtime.take().unwrap();
+        // On a thread of its own, since tests may be inside a runtime.
+        std::thread::spawn(move || runtime.shutdown_timeout(DEADLINE)).join().unwrap();
+        self.handoff.take();
+        std::fs::remove_file(self.socket()).unwrap();
+        self.shared.change(|book| book.streams.clear());
+    }
+
+    /// Ends the session streams, and nothing else.
+    pub fn break_streams(&self) {
+        self.shared.change(|book| book.streams.clear());
+    }
+
+    /// As a restart without records.
+    pub fn forget(&self) {
+        self.shared.change(|book| {
+            book.sessions.clear();
+            book.asks.clear();
+            book.leases.clear();
+            book.segments.clear();
+        });
+    }
+
+    pub fn tell(&self, session: u64, message: v1::session_message::Message) {
+        let book = self.shared.book();
+        book.streams[&session].send(Ok(v1::SessionMessage { message: Some(message) })).unwrap();
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if self.runtime.is_some() {
+            self.kill();
+        }
+    }
+}
+
+impl Book {
+    fn new() -> Self {
+        Self {
+            next: 0,
+            sessions: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            rejoined: 0,
+            asks: BTreeMap::new(),
+            leases: BTreeSet::new(),
+            segments: BTreeMap::new(),
+            handover: HandOver::Right,
+            allocations_wait: false,
+            allocates: Vec::new(),
+            waiting_allocates: 0,
+            freed_too_early: Vec::new(),
+            withdrawn: Vec::new(),
+            released: Vec::new(),
+            closed: Vec::new(),
+        }
+    }
+
+    pub fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The session of a request.
+    pub fn session(&self, session: Option<v1::SessionRef>) -> Result<u64, Status> {
+        let session = session.unwrap_or_default();
+        let known = self.sessions.get(&session.session_id).is_some_and(|secret| *secret == session.secret);
+        let refused = || {
+            gpulease_proto::refusal::refusal(
+                tonic::Code::NotFound,
+                gpulease_client::Reason::NoSuchSession,
+                "no such session",
+            )
+        };
+        known.then_some(session.session_id).ok_or_else(refused)
+    }
+
+    /// Nothing is owed by anybody.
+    pub fn is_clear(&self) -> bool {
+        self.asks.is_empty()
+            && self.leases.is_empty()
+            && self.segments.is_empty()
+            && self.waiting_allocates == 0
+    }
+
+    /// Grants an ask that waits.
+    pub fn grant(&mut self, key: (u64, u64)) {
+        let lease = self.id();
+        let ask = self.asks.get_mut(&key).unwrap();
+        ask.lease = Some(lease);
+        let granted = v1::Granted {
+            lease_id: lease,
+            token: vec![7; 16].into(),
+            device_indices: vec![0],
+            reserve_bytes: 8 << 20,
+            limit_bytes: 16 << 20,
+            waited_ms: 3,
+        };
+        let update = v1::acquire_update::Update::Granted(granted);
+        // Where nobody listens any more, the withdrawal has crossed the grant.
+        let _ = ask.updates.send(Ok(v1::AcquireUpdate { update: Some(update) }));
+        self.leases.insert(lease);
+    }
+}

@@ -1,0 +1,232 @@
+//! The fake's service for jobs.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use gpulease_client::proto::{self as v1, jobs_server};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::broker::{Ask, Segment, Shared};
+use crate::handoff::{reopened, still_in_use};
+
+type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Answer<T> = Result<Response<T>, Status>;
+
+pub struct Jobs {
+    shared: Arc<Shared>,
+}
+
+impl Jobs {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    fn denied(reason: &str) -> v1::Denied {
+        v1::Denied { reason: reason.to_owned(), message: format!("the fake says {reason}") }
+    }
+}
+
+fn stream<T: Send + 'static>() -> (UnboundedSender<Result<T, Status>>, Messages<T>) {
+    let (sender, receiver) = unbounded_channel();
+    (sender, Box::pin(UnboundedReceiverStream::new(receiver)))
+}
+
+#[tonic::async_trait]
+impl jobs_server::Jobs for Jobs {
+    type OpenStream = Messages<v1::SessionMessage>;
+    type AcquireStream = Messages<v1::AcquireUpdate>;
+
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<Self::OpenStream> {
+        let rejoin = request.into_inner().rejoin;
+        let (sender, messages) = stream();
+        self.shared.change(|book| {
+            let id = match rejoin {
+                Some(before) => {
+                    let id = book.session(Some(before))?;
+                    book.rejoined += 1;
+                    id
+                }
+                None => {
+                    let id = book.id();
+                    book.sessions.insert(id, vec![u8::try_from(id).unwrap(); 16]);
+                    id
+                }
+            };
+            let secret = book.sessions[&id].clone().into();
+            let opened = v1::Opened {
+                session: Some(v1::SessionRef { session_id: id, secret }),
+                broker_version: "fake".to_owned(),
+                broker_pid: std::process::id(),
+                handoff_socket: String::new(),
+                devices: vec![v1::DeviceInfo {
+                    index: 0,
+                    kind: v1::DeviceKind::Host.into(),
+                    uuid: "host-0".to_owned(),
+                    name: "host memory".to_owned(),
+                    capacity_bytes: 1 << 30,
+                }],
+                unattended_grace_ms: 1_000,
+                adrift_grace_ms: 1_000,
+            };
+            let message = Some(v1::session_message::Message::Opened(opened));
+            sender.send(Ok(v1::SessionMessage { message })).unwrap();
+            book.streams.insert(id, sender);
+            Ok(Response::new(messages))
+        })
+    }
+
+    async fn close(&self, request: Request<v1::CloseRequest>) -> Answer<v1::CloseReply> {
+        self.shared.change(|book| {
+            let session = book.session(request.into_inner().session)?;
+            book.closed.push(session);
+            Ok(Response::new(v1::CloseReply {}))
+        })
+    }
+
+    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Answer<Self::AcquireStream> {
+        let request = request.into_inner();
+        let (updates, messages) = stream();
+        self.shared.change(|book| {
+            let key = (book.session(request.session.clone())?, request.ask_name);
+            if request.name.starts_with("deny") {
+                let update = v1::acquire_update::Update::Denied(Self::denied("over_budget"));
+                updates.send(Ok(v1::AcquireUpdate { update: Some(update) })).unwrap();
+                return Ok(Response::new(messages));
+            }
+            let waiting = v1::Waiting { ask_id: book.id(), position: 1, ..Default::default() };
+            let update = v1::acquire_update::Update::Waiting(waiting);
+            updates.send(Ok(v1::AcquireUpdate { update: Some(update) })).unwrap();
+            book.asks.insert(key, Ask { updates, lease: None });
+            if !request.name.starts_with("wait") {
+                book.grant(key);
+            }
+            Ok(Response::new(messages))
+        })
+    }
+
+    async fn withdraw(&self, request: Request<v1::WithdrawRequest>) -> Answer<v1::WithdrawReply> {
+        let request = request.into_inner();
+        self.shared.change(|book| {
+            let session = book.session(request.session)?;
+            book.withdrawn.push(request.ask_name);
+            if let Some(lease) = book.asks.remove(&(session, request.ask_name)).and_then(|ask| ask.lease) {
+                book.leases.remove(&lease);
+            }
+            book.segments.retain(|_, segment| segment.acknowledged || segment.ask_name != request.ask_name);
+            Ok(Response::new(v1::WithdrawReply {}))
+        })
+    }
+
+    async fn join(&self, request: Request<v1::JoinRequest>) -> Answer<v1::JoinReply> {
+        let request = request.into_inner();
+        self.shared.change(|book| {
+            book.session(request.session)?;
+            let lease = v1::LeaseInfo {
+                lease_id: request.lease_id,
+                name: "joined".to_owned(),
+                device_indices: vec![0],
+                reserve_bytes: 8 << 20,
+                limit_bytes: 16 << 20,
+            };
+            let outcome = match book.leases.contains(&request.lease_id) && request.token == [7; 16].as_slice()
+            {
+                true => v1::join_reply::Outcome::Lease(lease),
+                false => v1::join_reply::Outcome::Denied(Self::denied("no_such_lease")),
+            };
+            Ok(Response::new(v1::JoinReply { outcome: Some(outcome) }))
+        })
+    }
+
+    async fn admit(&self, request: Request<v1::AdmitRequest>) -> Answer<v1::AdmitReply> {
+        let request = request.into_inner();
+        self.shared.book().session(request.session)?;
+        let denied = (request.pid == 0).then(|| Self::denied("not_allowed"));
+        Ok(Response::new(v1::AdmitReply { denied }))
+    }
+
+    async fn resize(&self, request: Request<v1::ResizeRequest>) -> Answer<v1::ResizeReply> {
+        let request = request.into_inner();
+        self.shared.book().session(request.session)?;
+        let lease = v1::LeaseInfo {
+            lease_id: request.lease_id,
+            name: String::new(),
+            device_indices: vec![0],
+            reserve_bytes: request.reserve_bytes.next_multiple_of(2 << 20),
+            limit_bytes: request.limit_bytes,
+        };
+        Ok(Response::new(v1::ResizeReply { outcome: Some(v1::resize_reply::Outcome::Lease(lease)) }))
+    }
+
+    async fn release(&self, request: Request<v1::ReleaseRequest>) -> Answer<v1::ReleaseReply> {
+        let request = request.into_inner();
+        self.shared.change(|book| {
+            book.session(request.session)?;
+            book.released.push(request.lease_id);
+            book.asks.retain(|_, ask| ask.lease != Some(request.lease_id));
+            let denied = (!book.leases.remove(&request.lease_id)).then(|| Self::denied("no_such_lease"));
+            Ok(Response::new(v1::ReleaseReply { denied, draining_bytes: 0 }))
+        })
+    }
+
+    async fn allocate(&self, request: Request<v1::AllocateRequest>) -> Answer<v1::AllocateReply> {
+        let request = request.into_inner();
+        let waits = self.shared.change(|book| {
+            book.session(request.session.clone())?;
+            book.allocates.push(request.clone());
+            book.waiting_allocates += u32::from(book.allocations_wait);
+            Ok::<_, Status>(book.allocations_wait)
+        })?;
+        if waits {
+            let _waiting = WaitingAllocate(Arc::clone(&self.shared));
+            return std::future::pending().await;
+        }
+        self.shared.change(|book| {
+            if request.bytes > 16 << 20 {
+                let outcome = Some(v1::allocate_reply::Outcome::Denied(Self::denied("beyond_lease")));
+                return Ok(Response::new(v1::AllocateReply { outcome }));
+            }
+            let id = book.id();
+            // One chunk of 2 MiB, and one for the rest.
+            let sizes = [2 << 20, request.bytes.next_multiple_of(2 << 20).saturating_sub(2 << 20)];
+            let chunks = sizes.into_iter().filter(|size| *size > 0).map(|size| {
+                let memory = memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
+                ftruncate(&memory, size).unwrap();
+                (reopened(&memory), size)
+            });
+            let (chunks, ask_name): (Vec<_>, _) = (chunks.collect(), request.ask_name);
+            let bytes = chunks.iter().map(|(_, size)| size).sum();
+            book.segments.insert(id, Segment { ask_name, chunks, acknowledged: false });
+            let ticket = [id.to_le_bytes(), [9; 8]].concat();
+            let handle = Some(v1::allocated::Handle::Ticket(ticket.into()));
+            let allocated = v1::Allocated { segment_id: id, bytes, handle };
+            let outcome = Some(v1::allocate_reply::Outcome::Allocated(allocated));
+            Ok(Response::new(v1::AllocateReply { outcome }))
+        })
+    }
+
+    async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
+        let request = request.into_inner();
+        self.shared.change(|book| {
+            book.session(request.session)?;
+            let segment = book.segments.remove(&request.segment_id);
+            let denied = segment.is_none().then(|| Self::denied("no_such_segment"));
+            if segment.is_some_and(|segment| still_in_use(&segment)) {
+                book.freed_too_early.push(request.segment_id);
+            }
+            Ok(Response::new(v1::FreeReply { denied }))
+        })
+    }
+}
+
+/// Counts an allocate that waits, until its caller gives it up.
+struct WaitingAllocate(Arc<Shared>);
+
+impl Drop for WaitingAllocate {
+    fn drop(&mut self) {
+        self.0.change(|book| book.waiting_allocates -= 1);
+    }
+}
