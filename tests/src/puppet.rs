@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{
@@ -31,8 +32,14 @@ const MESSAGE: usize = 16 << 10;
 pub enum Gpu {
     /// A card of its own in host memory.
     Standin(Standin),
-    /// The driver of this machine.
-    Real,
+    /// The driver of this machine, for this test alone: figures of the card are exact then.
+    Real(Turn),
+}
+
+/// A test's turn at the machine's real card; others of this process wait.
+#[derive(Debug)]
+pub struct Turn {
+    _card: Option<MutexGuard<'static, ()>>,
 }
 
 /// A running puppet, killed when dropped.
@@ -55,7 +62,7 @@ impl Gpu {
     pub fn all(test: &str) -> Vec<Self> {
         let mut all = vec![Self::Standin(Standin::new())];
         match Self::real_or_why() {
-            Ok(()) => all.push(Self::Real),
+            Ok(()) => all.push(Self::Real(Turn::wait())),
             Err(why) => println!("skipped on a real GPU: {test}: {why}"),
         }
         all
@@ -74,7 +81,8 @@ impl Gpu {
         if wanted.as_deref() == Some("0") {
             return Err("GPULEASE_TEST_GPU is 0".to_owned());
         }
-        let answer = ANSWER.get_or_init(|| Puppet::start(&Self::Real).ask("load").map(drop)).clone();
+        let answer =
+            ANSWER.get_or_init(|| Puppet::start(&Self::Real(Turn::unneeded())).ask("load").map(drop)).clone();
         assert!(wanted.is_none() || answer.is_ok(), "GPULEASE_TEST_GPU asks for a GPU: {answer:?}");
         answer
     }
@@ -82,8 +90,32 @@ impl Gpu {
     fn environment(&self) -> Vec<(&'static str, OsString)> {
         match self {
             Self::Standin(standin) => standin.environment(),
-            Self::Real => Vec::new(),
+            Self::Real(_) => Vec::new(),
         }
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Standin(_) => "the stand-in",
+            Self::Real(_) => "a real GPU",
+        })
+    }
+}
+
+impl Turn {
+    /// Waits until no other test of this process has the card.
+    #[must_use]
+    pub fn wait() -> Self {
+        static CARD: Mutex<()> = Mutex::new(());
+        Self { _card: Some(CARD.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+
+    /// No turn: for what leaves the card alone.
+    #[must_use]
+    pub fn unneeded() -> Self {
+        Self { _card: None }
     }
 }
 

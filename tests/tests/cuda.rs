@@ -19,7 +19,7 @@ macro_rules! on_every_gpu {
         #[test]
         fn $name() {
             for gpu in Gpu::all(stringify!($name)) {
-                println!("{} on {}", stringify!($name), if let Gpu::Real = gpu { "a real GPU" } else { "the stand-in" });
+                println!("on {gpu}");
                 let $gpu = &gpu;
                 $body
             }
@@ -230,12 +230,16 @@ on_every_gpu! {
         let descriptor = puppet.take("export a").unwrap();
         puppet.give("import large 8MiB", descriptor.as_fd()).unwrap();
         puppet.must("reserve r 8MiB");
-        let wrong = puppet.ask("map r large 0B").unwrap_err();
-        assert!(wrong.contains("CUDA_ERROR_INVALID_VALUE"), "a wrong size shows when it is mapped: {wrong}");
+        puppet.give("import small 2MiB", descriptor.as_fd()).unwrap();
+        for name in ["large", "small"] {
+            let wrong = puppet.ask(&format!("map r {name} 0B")).unwrap_err();
+            assert!(wrong.contains("CUDA_ERROR_NOT_SUPPORTED"), "a wrong size shows when it is mapped: {wrong}");
+        }
         let again = puppet.ask("export large").unwrap_err();
         assert!(again.contains("CUDA_ERROR_INVALID_VALUE"), "an imported handle is not exported: {again}");
         let file = tempfile::tempfile().unwrap();
-        assert!(puppet.give("import x 2MiB", file.as_fd()).is_err(), "a file is no memory");
+        let garbage = puppet.give("import x 2MiB", file.as_fd()).unwrap_err();
+        assert!(garbage.contains("cuMemImportFromShareableHandle failed: CUDA_ERROR_UNKNOWN"), "{garbage}");
         assert_eq!(puppet.must("kept"), " more=0");
     }
 
@@ -326,6 +330,17 @@ on_every_gpu! {
         assert_eq!(puppet.must("kept"), " more=0");
     }
 
+    fn a_thread_keeps_its_current_context(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        puppet.must("info 0");
+        puppet.must("timing 0");
+        assert_eq!(puppet.must("current 0"), "none");
+        puppet.must("make-current 0");
+        puppet.must("timing 0");
+        assert_eq!(puppet.must("current 0"), "this");
+    }
+
     fn cudarc_works_beside_us(gpu: &Gpu) {
         let puppet = Puppet::start(gpu);
         puppet.must("cudarc 0");
@@ -405,8 +420,8 @@ fn map(puppet: &Puppet, name: &str, size: &str) {
 /// Creates memory in one process and maps it in both, with no descriptor left.
 fn give_mapped(giver: &Puppet, taker: &Puppet, size: &str) {
     giver.must(&format!("create a 0 {size}"));
-    let descriptor = giver.take("export a").unwrap();
-    taker.give(&format!("import a {size}"), descriptor.as_fd()).unwrap();
+    let descriptor = giver.take("export a").expect("what was created is exported");
+    taker.give(&format!("import a {size}"), descriptor.as_fd()).expect("what was exported is imported");
     for puppet in [giver, taker] {
         map(puppet, "a", size);
         puppet.must("release a");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpulease_tests::puppet::{Gpu, Puppet};
+use gpulease_tests::puppet::{Gpu, Puppet, Turn};
 use gpulease_tests::standin::Standin;
 
 const MIB: u64 = 1 << 20;
@@ -16,7 +16,7 @@ fn on(standin: Standin) -> (Gpu, Puppet) {
 fn faults(gpu: &Gpu, rules: &str) {
     match gpu {
         Gpu::Standin(standin) => standin.faults(rules),
-        Gpu::Real => panic!("a real driver fails when it likes"),
+        Gpu::Real(_) => panic!("a real driver fails when it likes"),
     }
 }
 
@@ -47,7 +47,7 @@ fn no_driver_is_a_sentence() {
         println!("skipped: this machine has a driver");
         return;
     }
-    let puppet = Puppet::start(&Gpu::Real);
+    let puppet = Puppet::start(&Gpu::Real(Turn::unneeded()));
     let why = puppet.ask("load").unwrap_err();
     assert!(why.starts_with("no CUDA driver library: libcuda.so.1: cannot open shared object file"), "{why}");
     assert!(why.ends_with("on LD_LIBRARY_PATH"), "{why}");
@@ -114,6 +114,37 @@ fn errors_of_drop_are_kept() {
     assert_eq!(kept.matches("cuMemRelease failed: CUDA_ERROR_UNKNOWN (999)").count(), 16, "{kept}");
     assert!(kept.ends_with("more=4"), "{kept}");
     assert_eq!(puppet.must("kept"), " more=0");
+}
+
+#[test]
+fn what_could_not_be_unmapped_is_tried_again() {
+    let (gpu, puppet) = on(Standin::new());
+    puppet.must("reserve r 6MiB");
+    for (index, name) in ["a", "b", "c"].iter().enumerate() {
+        puppet.must(&format!("create {name} 0 2MiB"));
+        puppet.must(&format!("map r {name} {}MiB", 2 * index));
+        puppet.must(&format!("release {name}"));
+    }
+    let before = puppet.nvml(0)["used"];
+    faults(&gpu, "cuMemUnmap 2 error 999");
+    let failed = puppet.ask("unmap r").unwrap_err();
+    assert!(failed.contains("cuMemUnmap failed: CUDA_ERROR_UNKNOWN"), "{failed}");
+    assert_eq!(puppet.nvml(0)["used"], before - 4 * MIB, "the others are gone");
+    puppet.must("unmap r");
+    assert_eq!(puppet.nvml(0)["used"], before - 6 * MIB);
+    puppet.must("unreserve r");
+}
+
+/// A thread of a program with two devices: our calls in one context leave the other current.
+#[test]
+fn another_devices_context_stays_current() {
+    let (_gpu, puppet) = on(Standin::new());
+    puppet.must("context 0");
+    puppet.must("context 1");
+    puppet.must("make-current 1");
+    puppet.must("timing 0");
+    assert_eq!(puppet.must("current 1"), "this");
+    assert_eq!(puppet.must("current 0"), "another");
 }
 
 #[test]

@@ -61,9 +61,8 @@ impl Allocation {
         Ok(Self { driver, handle, bytes })
     }
 
-    /// A new descriptor of the memory, closed on exec. It keeps the memory alive by itself. A fork
-    /// on another thread, between the driver's call and ours, could still inherit it: spawn
-    /// children from a thread that waits, or before.
+    /// A new descriptor of the memory, closed on exec (driver 580 makes it so; others are made to).
+    /// It keeps the memory alive by itself.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for an imported handle: pass its descriptor on instead.

@@ -147,3 +147,16 @@ impl Drop for IpcMapping {
         }));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_not_printed() {
+        let handle =
+            IpcHandle::from_bytes(*b"0123456789012345678901234567890123456789012345678901234567890123");
+        assert_eq!(format!("{handle:?}"), "IpcHandle(secret)");
+        assert_eq!(handle, IpcHandle::from_bytes(*handle.as_bytes()));
+    }
+}

@@ -101,8 +101,8 @@ impl Reservation {
     /// Maps a whole allocation at this offset. It can't be touched before [`Self::set_access`].
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` where something is mapped already, past the end of the range, and
-    /// for an imported allocation whose size was told wrong.
+    /// `CUDA_ERROR_INVALID_VALUE` where something is mapped already and past the end of the range,
+    /// `CUDA_ERROR_NOT_SUPPORTED` for an imported allocation whose size was told wrong.
     pub fn map(&mut self, allocation: &Allocation, at: Bytes) -> Result<(), CudaError> {
         let bytes = allocation.bytes();
         let inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);

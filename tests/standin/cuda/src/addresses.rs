@@ -71,12 +71,7 @@ impl Addresses {
 
     /// Maps memory into a reserved range.
     pub(crate) fn map(&mut self, at: u64, size: u64, held: Arc<Held>) -> Outcome {
-        let inside = self
-            .reserved
-            .range(..=at)
-            .next_back()
-            .is_some_and(|(base, length)| at.checked_add(size).is_some_and(|end| end <= base + length));
-        if !inside || self.overlaps(at, size) {
+        if !self.is_reserved(at, size) || self.overlaps(at, size) {
             return Err(Code::INVALID_VALUE);
         }
         show(at, size, &held, ProtFlags::empty())?;
@@ -84,8 +79,11 @@ impl Addresses {
         Ok(())
     }
 
-    /// Unmaps whole mappings and keeps the range.
+    /// Unmaps whole mappings and keeps the range. Where nothing is mapped there is nothing to do.
     pub(crate) fn unmap(&mut self, at: u64, size: u64) -> Outcome {
+        if self.is_reserved(at, size) && !self.overlaps(at, size) {
+            return Ok(());
+        }
         let whole = self.whole(at, size)?;
         if !whole.iter().all(|at| self.mapped[at].origin == Origin::Vmm) {
             return Err(Code::INVALID_VALUE);
@@ -155,6 +153,11 @@ impl Addresses {
             }
         }
         true
+    }
+
+    fn is_reserved(&self, at: u64, size: u64) -> bool {
+        let around = self.reserved.range(..=at).next_back();
+        around.is_some_and(|(base, length)| at.checked_add(size).is_some_and(|end| end <= base + length))
     }
 
     fn overlaps(&self, at: u64, size: u64) -> bool {

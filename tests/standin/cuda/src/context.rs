@@ -150,7 +150,7 @@ fn known(driver: &Driver, context: *mut c_void) -> Result<Option<i32>, Code> {
     if context.is_null() {
         return Ok(None);
     }
-    let state = driver.state();
-    let found = state.contexts.0.keys().copied().find(|&ordinal| handle(ordinal) == context);
-    found.map(Some).ok_or(Code::INVALID_CONTEXT)
+    // One that was released is known too; it is refused where it is used.
+    let mut all = 0..i32::try_from(driver.count()).unwrap_or(0);
+    all.find(|&ordinal| handle(ordinal) == context).map(Some).ok_or(Code::INVALID_CONTEXT)
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use gpulease_standin_card::{Memory, Switch};
 use gpulease_words::{Bytes, GRANULARITY};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::addresses::Access;
 use crate::code::{Code, Outcome};
@@ -75,9 +76,12 @@ impl Handles {
 entry_points! {
     fn cuMemGetAllocationGranularity(driver, out: *mut usize, kind: *const Kind, option: u32) {
         // SAFETY: the header wants a pointer to properties, or null.
-        device_of(driver, unsafe { kind.as_ref() })?;
-        if option > 1 {
+        let kind = unsafe { kind.as_ref() }.ok_or(Code::INVALID_VALUE)?;
+        if option > 1 || kind.kind != PINNED || kind.location.kind != ON_DEVICE {
             return Err(Code::INVALID_VALUE);
+        }
+        if driver.card.settings().vmm == Switch::Off {
+            return Err(Code::NOT_SUPPORTED);
         }
         // SAFETY: the header wants a pointer to a size, or null.
         unsafe { put(out, usize::try_from(GRANULARITY.get()).unwrap_or(usize::MAX)) }
@@ -106,18 +110,20 @@ entry_points! {
         if kind != POSIX_DESCRIPTOR || flags != 0 || handle.exportable == Switch::Off {
             return Err(Code::INVALID_VALUE);
         }
+        // CUDA does not promise that the descriptor is closed on exec, so here it never is.
         let descriptor = handle.held.memory().export().map_err(system)?;
+        fcntl_setfd(&descriptor, FdFlags::empty()).map_err(|error| system(error.into()))?;
         // SAFETY: the header wants a pointer to an int, or null, for this kind of handle.
         unsafe { put(out, descriptor.into_raw_fd()) }
     }
 
     fn cuMemImportFromShareableHandle(driver, out: *mut u64, from: *mut c_void, kind: u32) {
-        let fd = i32::try_from(from.addr()).ok().filter(|&fd| fd >= 0).ok_or(Code::INVALID_VALUE)?;
+        let fd = i32::try_from(from.addr()).ok().filter(|&fd| fd >= 0).ok_or(Code::UNKNOWN)?;
         if kind != POSIX_DESCRIPTOR {
             return Err(Code::INVALID_VALUE);
         }
         // SAFETY: the caller keeps it open during the call; one that is closed is refused by the kernel.
-        let memory = Memory::import(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(Code::INVALID_VALUE)?;
+        let memory = Memory::import(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(Code::UNKNOWN)?;
         driver.ordinal(memory.device()).ok_or(Code::INVALID_DEVICE)?;
         let holding = driver.card.hold(&driver.process, &memory).map_err(system)?;
         let held = Arc::new(Held::new((memory, holding)));
@@ -143,8 +149,11 @@ entry_points! {
     fn cuMemMap(driver, at: u64, size: usize, offset: usize, handle: u64, flags: u64) {
         let mut state = driver.state();
         let held = state.handles.get(handle)?.held;
-        if offset != 0 || flags != 0 || held.memory().bytes() != Bytes::new(size as u64) {
+        if flags != 0 || !Bytes::new(at).is_granular() {
             return Err(Code::INVALID_VALUE);
+        }
+        if offset != 0 || held.memory().bytes() != Bytes::new(size as u64) {
+            return Err(Code::NOT_SUPPORTED);
         }
         state.addresses.map(at, size as u64, held)
     }
@@ -170,7 +179,7 @@ fn set_access(driver: &Driver, at: u64, size: u64, right: Right) -> Outcome {
     if right.location.kind != ON_DEVICE {
         return Err(Code::INVALID_VALUE);
     }
-    driver.device(right.location.id)?;
+    driver.device(right.location.id).map_err(|_| Code::INVALID_VALUE)?;
     let access = match right.flags {
         0 => Access::None,
         1 => Access::Read,

@@ -1,22 +1,21 @@
 //! Does CUDA and NVML calls as it is told, one message at a time over the socket that is its
 //! standard input. See `gpulease_tests::puppet`.
 
+mod trials;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
-use std::ptr::NonNull;
 
-use gpulease_cuda::cudarc::driver::{CudaContext, sys};
+use gpulease_cuda::cudarc::driver::sys;
 use gpulease_cuda::{
-    Access, Allocation, Context, CudaError, Device, DeviceMemory, DevicePtr, Driver, HostRegistration,
-    IpcHandle, IpcMapping, PinnedMemory, Reservation, Stream,
+    Access, Allocation, Context, Device, DeviceMemory, DevicePtr, Driver, IpcHandle, IpcMapping, Reservation,
 };
 use gpulease_tests::puppet::{receive, send};
-use gpulease_words::{Bytes, GRANULARITY, Size};
-use nvml_wrapper::Nvml;
-use nvml_wrapper::enums::device::UsedGpuMemory;
+use gpulease_words::{Bytes, Size};
+use rustix::io::{FdFlags, fcntl_getfd};
 
 /// What it has, by the names that the test gave.
 #[derive(Default)]
@@ -55,7 +54,13 @@ fn main() -> ExitCode {
 impl Puppet {
     fn obey(&mut self, words: &[&str], descriptor: Option<OwnedFd>) -> Reply {
         match words {
-            ["export", name] => Ok((String::new(), Some(self.allocation(name)?.export()?))),
+            ["export", name] => {
+                let descriptor = self.allocation(name)?.export()?;
+                if !fcntl_getfd(&descriptor)?.contains(FdFlags::CLOEXEC) {
+                    return Err("the descriptor would be inherited by programs".into());
+                }
+                Ok((String::new(), Some(descriptor)))
+            }
             ["import", name, size] => self.import(name, size, descriptor),
             // Keeps a descriptor and calls nothing: memory must live by that alone.
             ["keep"] => {
@@ -71,9 +76,8 @@ impl Puppet {
                     "load" | "devices" | "device" | "cudarc" | "nvml" | "kept" | "fork" => {
                         self.about(verb, rest)
                     }
-                    "context" | "end-context" | "info" | "timing" | "pinned" | "register" => {
-                        self.context(verb, rest)
-                    }
+                    "context" | "end-context" | "make-current" | "current" | "info" | "timing" | "pinned"
+                    | "register" => self.context(verb, rest),
                     "alloc" | "free" | "ipc" | "open" | "close" => self.legacy(verb, rest),
                     _ => self.vmm(verb, rest),
                 };
@@ -87,25 +91,25 @@ impl Puppet {
     fn about(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
         match (verb, words) {
             ("load", []) => Ok(Driver::load()?.version().to_string()),
-            ("devices", []) => Driver::load()?.devices()?.into_iter().map(described).collect(),
+            ("devices", []) => Driver::load()?.devices()?.into_iter().map(trials::described).collect(),
             ("device", [uuid]) => {
                 let found = Driver::load()?.device(uuid.parse()?)?.ok_or("no such device")?;
                 Ok(found.ordinal().to_string())
             }
-            ("cudarc", [device]) => cudarc(device.parse()?),
-            ("nvml", [device]) => nvml(device.parse()?),
+            ("cudarc", [device]) => trials::cudarc(device.parse()?),
+            ("nvml", [device]) => trials::nvml(device.parse()?),
             ("kept", []) => {
                 let kept = Driver::load()?.take_kept_errors();
                 let words: Vec<String> = kept.first.iter().map(ToString::to_string).collect();
                 Ok(format!("{} more={}", words.join("; "), kept.more))
             }
-            ("fork", []) => fork(),
+            ("fork", []) => trials::fork(),
             _ => Err(format!("{verb} {words:?} is no command").into()),
         }
     }
 
-    /// `context DEVICE`, `end-context DEVICE`, `info DEVICE`, `timing DEVICE`, `pinned DEVICE`,
-    /// `register DEVICE`.
+    /// `context DEVICE`, `end-context DEVICE`, `make-current DEVICE`, `current DEVICE`, `info DEVICE`,
+    /// `timing DEVICE`, `pinned DEVICE`, `register DEVICE`.
     fn context(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
         let [number] = words else { return Err("which device?".into()) };
         let number: usize = number.parse()?;
@@ -116,13 +120,15 @@ impl Puppet {
             "end-context" => {
                 self.contexts.remove(&number).ok_or("it has no such context")?;
             }
+            "make-current" => self.in_context(number)?.make_current()?,
+            "current" => return trials::current(self.in_context(number)?),
             "info" => {
                 let info = self.in_context(number)?.memory_info()?;
                 return Ok(format!("free={} total={}", info.free.get(), info.total.get()));
             }
-            "timing" => return timing(self.in_context(number)?),
-            "pinned" => return pinned(self.in_context(number)?),
-            _ => return register(self.in_context(number)?),
+            "timing" => return trials::timing(self.in_context(number)?),
+            "pinned" => return trials::pinned(self.in_context(number)?),
+            _ => return trials::register(self.in_context(number)?),
         }
         Ok(String::new())
     }
@@ -256,122 +262,4 @@ fn bytes(size: &str) -> Result<Bytes, Box<dyn Error>> {
         Size::Amount(bytes) => Ok(bytes),
         Size::Share(_) => Err("an amount, not a share".into()),
     }
-}
-
-fn described(device: Device) -> Result<String, Box<dyn Error>> {
-    let granularity = match device.granularity() {
-        Ok(bytes) => bytes.get().to_string(),
-        Err(unsupported) => unsupported.to_string(),
-    };
-    let (uuid, pci, total) = (device.uuid()?, device.pci_bus_id()?, device.total()?.get());
-    Ok(format!("{}|{uuid}|{pci}|{total}|{granularity}\n", device.name()?))
-}
-
-/// cudarc's own types: a context, a stream, a slice there and back, events.
-fn cudarc(number: usize) -> Result<String, Box<dyn Error>> {
-    Driver::load()?.check_cudarc()?;
-    let context = CudaContext::new(number)?;
-    let stream = context.new_stream()?;
-    let numbers: Vec<u32> = (0..100_000).collect();
-    let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-    let before = stream.record_event(timed)?;
-    let there = stream.clone_htod(&numbers)?;
-    let twice = there.try_clone()?;
-    let mut zeros = stream.alloc_zeros::<u32>(100_000)?;
-    let nothing = stream.clone_dtoh(&zeros)?;
-    stream.memcpy_dtod(&twice, &mut zeros)?;
-    let back = stream.clone_dtoh(&zeros)?;
-    let after = stream.record_event(timed)?;
-    stream.synchronize()?;
-    if back != numbers || nothing.iter().any(|&n| n != 0) || before.elapsed_ms(&after)? < 0.0 {
-        return Err("cudarc's copies went wrong".into());
-    }
-    Ok(String::new())
-}
-
-fn nvml(index: u32) -> Result<String, Box<dyn Error>> {
-    let nvml = Nvml::init()?;
-    let device = nvml.device_by_index(index)?;
-    let memory = device.memory_info()?;
-    let mut said = format!(
-        "uuid={} used={} free={} total={} reserved={}",
-        device.uuid()?,
-        memory.used,
-        memory.free,
-        memory.total,
-        memory.reserved
-    );
-    said = said.replacen("uuid=", "", 1);
-    for process in device.running_compute_processes()? {
-        let bytes = match process.used_gpu_memory {
-            UsedGpuMemory::Used(bytes) => bytes,
-            UsedGpuMemory::Unavailable => 0,
-        };
-        said.push_str(&format!(" {}={bytes}", process.pid));
-    }
-    Ok(said)
-}
-
-/// Asks a forked child what CUDA says to it.
-fn fork() -> Result<String, Box<dyn Error>> {
-    let driver = Driver::load()?;
-    let (reader, writer) = rustix::pipe::pipe()?;
-    // SAFETY: this process has one thread of its own; the child only writes to a pipe and ends.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let load = Driver::load().map_or_else(|error| error.to_string(), |_| "loaded".to_owned());
-        let call = driver.devices().map_or_else(|error| error.name().to_owned(), |_| "answered".to_owned());
-        let _sent = rustix::io::write(&writer, format!("{call}: {load}").as_bytes());
-        // SAFETY: ends the child at once, without destructors of what is its parent's.
-        unsafe { libc::_exit(0) };
-    }
-    drop(writer);
-    let mut said = vec![0; 4096];
-    let length = rustix::io::read(&reader, &mut said)?;
-    // SAFETY: the child is ours; it ends by itself.
-    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
-    Ok(String::from_utf8_lossy(&said[..length]).into_owned())
-}
-
-/// Copies in a stream between two events.
-fn timing(context: &Context) -> Result<String, Box<dyn Error>> {
-    let size = Bytes::new(GRANULARITY.get());
-    let (from, to) = (DeviceMemory::allocate(context, size)?, DeviceMemory::allocate(context, size)?);
-    let mut host = PinnedMemory::allocate(context, size)?;
-    host.as_mut_slice().fill(7);
-    let stream = Stream::new(context)?;
-    let before = stream.record()?;
-    // SAFETY: the ranges are ours, of that size, and left alone until the stream is done.
-    unsafe {
-        stream.copy_to_device(from.ptr(), host.start(), size)?;
-        stream.copy_on_device(to.ptr(), from.ptr(), size)?;
-        stream.fill(from.ptr(), 9, size)?;
-    }
-    let after = stream.record()?;
-    let took = after.since(&before)?;
-    host.as_mut_slice().fill(0);
-    // SAFETY: as above.
-    unsafe { stream.copy_to_host(host.start(), to.ptr(), size)? };
-    stream.synchronize()?;
-    let right = host.as_slice().iter().all(|&byte| byte == 7);
-    if right { Ok(format!("{} ns", took.as_nanos())) } else { Err("the copies went wrong".into()) }
-}
-
-fn pinned(context: &Context) -> Result<String, Box<dyn Error>> {
-    let mut memory = PinnedMemory::allocate(context, GRANULARITY)?;
-    memory.as_mut_slice()[1] = 1;
-    Ok(memory.as_slice()[..2].iter().map(u8::to_string).collect())
-}
-
-/// Registers a page, and again: the second is refused.
-fn register(context: &Context) -> Result<String, Box<dyn Error>> {
-    let mut page = vec![0_u8; 1 << 20];
-    let start = NonNull::new(page.as_mut_ptr()).ok_or("a vector has an address")?;
-    let size = Bytes::new(1 << 20);
-    // SAFETY: the vector outlives both registrations.
-    let first = unsafe { HostRegistration::register(context, start, size) }?;
-    // SAFETY: as above.
-    let second = unsafe { HostRegistration::register(context, start, size) };
-    drop(first);
-    Ok(second.err().as_ref().map_or("registered twice", CudaError::name).to_owned())
 }
