@@ -17,7 +17,7 @@ pub use doctor::{Finding, Verdict, doctor};
 pub use watch::Witness;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use gpulease_words::{Bytes, DeviceId, Pid, ProcessId, Uid};
 
@@ -77,22 +77,21 @@ pub struct Watched {
     pub gauge: Arc<Gauge>,
 }
 
-/// The living processes of leases: whose use of a card is overhead and not a stranger's.
-pub type Members = BTreeMap<Pid, ProcessId>;
+/// The living processes that have a session or are members of a lease, by number. The driver
+/// writes it, the witness reads it to tell members from strangers.
+pub type Roster = Arc<Mutex<BTreeMap<Pid, ProcessId>>>;
 
-/// How a card stands, sent when it has changed. Whoever books it raises what has grown before lowering the rest, so that
-/// no byte is free in between.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// Which device.
-    pub device: DeviceId,
-    /// All that is in use; `None`: the card does not say.
+/// What the witness says of a device, once the broker's own part is taken off. Whoever books it raises what has grown
+/// before he lowers the rest, so that no byte is free in between.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Testimony {
+    /// What the device itself says is in use; `None`: it does not say.
     pub used: Option<Bytes>,
-    /// What outsiders take of the capacity; `None`: nobody can tell.
+    /// What outsiders have taken within the capacity; `None`: nobody can tell.
     pub off_book: Option<Bytes>,
-    /// What each member's context and libraries take, and what it allocated itself. A member that never used the card
-    /// is not among them; one that no longer does has zero.
-    pub overheads: BTreeMap<ProcessId, Bytes>,
-    /// Who else uses the card.
-    pub strangers: Vec<Stranger>,
+    /// What members' contexts and libraries take, and what they allocated themselves. A member that never used the
+    /// device is not among them; one that no longer does has zero.
+    pub overheads: Vec<(ProcessId, Bytes)>,
+    /// Users that no lease covers; `None`: the device does not tell.
+    pub strangers: Option<Vec<Stranger>>,
 }

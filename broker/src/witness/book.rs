@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use gpulease_words::{Bytes, Pid, ProcessId};
 
-use super::{Members, ProcessUse, Reading};
+use super::{ProcessUse, Reading};
 use crate::device::Made;
 
 /// What a context takes of a card beside what is listed for its process; measured on driver 580.
@@ -36,7 +36,12 @@ pub(super) struct Account {
 
 /// Keeps the book of one card; `None` where the card does not say who uses it, since members' contexts would then be
 /// taken for strangers.
-pub(super) fn account(reading: &Reading, made: &Made, members: &Members, capacity: Bytes) -> Option<Account> {
+pub(super) fn account(
+    reading: &Reading,
+    made: &Made,
+    members: &BTreeMap<Pid, ProcessId>,
+    capacity: Bytes,
+) -> Option<Account> {
     let processes = reading.processes.as_deref()?;
     let own_use = |process: &ProcessUse| ProcessUse { bytes: own_bytes(process, made), ..process.clone() };
     let (of_members, others): (Vec<_>, Vec<_>) =
@@ -99,7 +104,7 @@ mod tests {
         Made { bytes, ..Made::default() }
     }
 
-    fn members() -> Members {
+    fn members() -> BTreeMap<Pid, ProcessId> {
         [(MEMBER, ProcessId::new(7))].into()
     }
 

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use gpulease_words::{Bytes, DeviceId, ProcessId};
-use tokio::sync::{mpsc, watch};
+use gpulease_words::{Bytes, DeviceId, Pid, ProcessId};
 
 use super::book::{Account, account};
-use super::{Card, Cards, Members, ProcessUse, Reading, Report, Stranger, Watched, people};
+use super::{Card, Cards, ProcessUse, Reading, Roster, Stranger, Testimony, Watched, people};
 use crate::device::Made;
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -27,19 +27,19 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Watches these cards. A report that finds the channel full is made again at the next look.
+    /// Watches these cards and tells what has changed.
     ///
     /// # Errors
     /// When the kernel gives no thread.
     pub fn start(
         cards: Cards,
         watched: Vec<Watched>,
-        members: watch::Receiver<Members>,
-        reports: mpsc::Sender<Report>,
+        members: Roster,
+        tell: impl Fn(DeviceId, Testimony) + Send + 'static,
     ) -> io::Result<Self> {
         let (asks, inbox) = channel();
         let sights = watched.into_iter().map(|watched| Sight::new(cards, watched)).collect();
-        let mut look = Look { sights, members, reports };
+        let mut look = Look { sights, members, tell };
         let thread = std::thread::Builder::new().name("witness".into()).spawn(move || look.run(&inbox))?;
         Ok(Self { asks: Some(asks), thread: Some(thread) })
     }
@@ -61,25 +61,27 @@ impl Drop for Witness {
     }
 }
 
-struct Look {
+struct Look<T> {
     sights: Vec<Sight>,
-    members: watch::Receiver<Members>,
-    reports: mpsc::Sender<Report>,
+    members: Roster,
+    tell: T,
 }
 
-/// Whether a card could be read.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What came of a look at a card.
 enum Seen {
-    Clearly,
+    /// This is new.
+    New(Testimony),
+    /// Nothing is.
+    Same,
     /// It or the broker's memory on it changed meanwhile.
     InMotion,
 }
 
-impl Look {
+impl<T: Fn(DeviceId, Testimony)> Look<T> {
     fn run(&mut self, asks: &Receiver<()>) {
         let mut soon = 0;
         loop {
-            let in_motion = self.look() == Seen::InMotion;
+            let in_motion = self.look_at_all() > 0;
             soon = if in_motion && soon < SOON_MAX { soon + 1 } else { 0 };
             match asks.recv_timeout(if soon > 0 { SOON } else { EVERY }) {
                 // Asks that came together are one.
@@ -90,15 +92,18 @@ impl Look {
         }
     }
 
-    fn look(&mut self) -> Seen {
-        let members = self.members.borrow().clone();
-        let mut all = Seen::Clearly;
+    /// Tells what is new, and says how many cards could not be read for motion.
+    fn look_at_all(&mut self) -> usize {
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut in_motion = 0;
         for sight in &mut self.sights {
-            if sight.look(&members, &self.reports) == Seen::InMotion {
-                all = Seen::InMotion;
+            match sight.look(&members) {
+                Seen::New(testimony) => (self.tell)(sight.watched.device, testimony),
+                Seen::Same => {}
+                Seen::InMotion => in_motion += 1,
             }
         }
-        all
+        in_motion
     }
 }
 
@@ -107,7 +112,7 @@ struct Sight {
     watched: Watched,
     card: Result<Card, String>,
     reading: Option<Reading>,
-    reported: Option<Report>,
+    told: Option<Testimony>,
     /// Members that were missing at the last look.
     missed: BTreeSet<ProcessId>,
     /// The last trouble, so that it is logged once.
@@ -117,26 +122,26 @@ struct Sight {
 impl Sight {
     fn new(cards: Cards, watched: Watched) -> Self {
         let card = cards.card(&watched.uuid);
-        Self { watched, card, reading: None, reported: None, missed: BTreeSet::new(), trouble: None }
+        Self { watched, card, reading: None, told: None, missed: BTreeSet::new(), trouble: None }
     }
 
-    fn look(&mut self, members: &Members, reports: &mpsc::Sender<Report>) -> Seen {
+    fn look(&mut self, members: &BTreeMap<Pid, ProcessId>) -> Seen {
         let Some(before) = self.watched.gauge.read() else { return Seen::InMotion };
-        let report = match self.read() {
-            Ok(None) => return Seen::InMotion,
-            Ok(Some(reading)) => {
-                if self.watched.gauge.read().map(|made| made.changes) != Some(before.changes) {
-                    return Seen::InMotion;
-                }
+        let read = self.read();
+        let after = self.watched.gauge.read();
+        let testimony = match read {
+            Ok(Some(reading)) if after.is_some_and(|after| after.changes == before.changes) => {
                 self.trouble = None;
-                self.report(&reading, &before, members)
+                self.testify(&reading, &before, members)
             }
+            Ok(_) => return Seen::InMotion,
             Err(trouble) => self.unknown(trouble),
         };
-        if self.reported.as_ref() != Some(&report) && reports.try_send(report.clone()).is_ok() {
-            self.reported = Some(report);
+        if self.told.as_ref() == Some(&testimony) {
+            return Seen::Same;
         }
-        Seen::Clearly
+        self.told = Some(testimony.clone());
+        Seen::New(testimony)
     }
 
     /// A reading that holds together: one that is as the last one was, or that comes out the same twice.
@@ -148,18 +153,17 @@ impl Sight {
         Ok(steady)
     }
 
-    fn report(&mut self, reading: &Reading, made: &Made, members: &Members) -> Report {
-        let device = self.watched.device;
+    fn testify(&mut self, reading: &Reading, made: &Made, members: &BTreeMap<Pid, ProcessId>) -> Testimony {
+        let used = Some(reading.used);
         let Some(account) = account(reading, made, members, self.watched.capacity) else {
-            return Report { used: Some(reading.used), ..nothing(device) };
+            return Testimony { used, ..Testimony::default() };
         };
         let Account { off_book, overheads, strangers } = account;
-        Report {
-            device,
-            used: Some(reading.used),
+        Testimony {
+            used,
             off_book: Some(off_book),
-            overheads: self.with_absent(overheads, members),
-            strangers: strangers.iter().map(|stranger| self.named(stranger)).collect(),
+            overheads: self.with_absent(overheads, members).into_iter().collect(),
+            strangers: Some(strangers.iter().map(|stranger| self.named(stranger)).collect()),
         }
     }
 
@@ -168,12 +172,13 @@ impl Sight {
     fn with_absent(
         &mut self,
         mut overheads: BTreeMap<ProcessId, Bytes>,
-        members: &Members,
+        members: &BTreeMap<Pid, ProcessId>,
     ) -> BTreeMap<ProcessId, Bytes> {
-        let known = self.reported.as_ref().map(|report| report.overheads.clone()).unwrap_or_default();
+        let known = self.told.iter().flat_map(|told| told.overheads.clone());
         let living: BTreeSet<_> = members.values().collect();
-        let absent = known.into_iter().filter(|(process, _)| !overheads.contains_key(process));
-        let absent: BTreeMap<_, _> = absent.filter(|(process, _)| living.contains(process)).collect();
+        let absent =
+            known.filter(|(process, _)| !overheads.contains_key(process) && living.contains(process));
+        let absent: BTreeMap<_, _> = absent.collect();
         let missed_before = std::mem::replace(&mut self.missed, absent.keys().copied().collect());
         overheads.extend(absent.into_iter().map(|(process, last)| {
             let figure = if missed_before.contains(&process) { Bytes::ZERO } else { last };
@@ -182,11 +187,11 @@ impl Sight {
         overheads
     }
 
-    /// With the names that the last report had, if it was the same process then: they cost a look into `/proc`.
+    /// With the names that were told last, if it was the same process then: they cost a look into `/proc`.
     fn named(&self, stranger: &ProcessUse) -> Stranger {
-        let known = self.reported.iter().flat_map(|report| &report.strangers);
+        let mut known = self.told.iter().filter_map(|told| told.strangers.as_ref()).flatten();
         let same = |known: &&Stranger| (known.pid, known.bytes) == (stranger.pid, stranger.bytes);
-        known.clone().find(same).cloned().unwrap_or_else(|| Stranger {
+        known.find(same).cloned().unwrap_or_else(|| Stranger {
             pid: stranger.pid,
             uid: people::user(stranger.pid),
             command: people::command(stranger.pid),
@@ -194,15 +199,11 @@ impl Sight {
         })
     }
 
-    fn unknown(&mut self, trouble: String) -> Report {
+    fn unknown(&mut self, trouble: String) -> Testimony {
         if self.trouble.as_ref() != Some(&trouble) {
             tracing::warn!(device = %self.watched.device, "the card's use is unknown: {trouble}");
         }
         self.trouble = Some(trouble);
-        nothing(self.watched.device)
+        Testimony::default()
     }
-}
-
-fn nothing(device: DeviceId) -> Report {
-    Report { device, used: None, off_book: None, overheads: BTreeMap::new(), strangers: Vec::new() }
 }
