@@ -308,13 +308,20 @@ mod tests {
         let (mut memory, mut other) = (Memory::of(&[2 * MIB]), Memory::of(&[2 * MIB, 2 * MIB]));
         run(&mut grown, &mut memory, 0);
         let before = grown.samples();
-        let kept = memory.0[0].clone();
+        let written = memory.0[0].iter().rposition(|value| !value.is_nan()).expect("it is filled");
+        let class = std::mem::replace(&mut memory.0[0][written], 77.0);
         memory.0.push(vec![f32::NAN; 2 * MIB]);
         memory.on(grown.fill());
         assert_eq!(grown.samples(), before + 63 * 128, "63 batches fit 2 MiB");
-        assert!(memory.0[0].iter().zip(&kept).all(|(a, b)| a.to_bits() == b.to_bits()));
+        assert_eq!(memory.0[0][written], 77.0, "what is filled is not written again");
+        memory.0[0][written] = class;
         run(&mut whole, &mut other, 0);
         assert_eq!(memory.on(grown.train(20)), other.on(whole.train(20)));
+
+        memory.0.pop();
+        memory.on(grown.fill());
+        assert_eq!(grown.samples(), before, "a data set shrinks with its memory");
+        memory.on(grown.train(20));
     }
 
     #[test]
