@@ -10,6 +10,10 @@ pub const CLASSES: usize = 10;
 /// For each sample its pixels (0 to 16), then its class, a byte each.
 const FILE: &[u8] = include_bytes!("../data/digits.bin");
 const SAMPLE: usize = PIXELS + 1;
+/// Samples to test on: every fifth of the file.
+pub const TESTING: usize = FILE.len() / SAMPLE / 5;
+/// Samples to train on: all others.
+pub const TRAINING: usize = FILE.len() / SAMPLE - TESTING;
 /// The darkest pixel in the file.
 const INK: f32 = 16.0;
 
@@ -23,13 +27,13 @@ pub struct Digits {
 }
 
 impl Digits {
-    /// The 1,438 samples to train on.
+    /// The [`TRAINING`] samples.
     #[must_use]
     pub fn training() -> Self {
         Self::of(|number| number % 5 != 4)
     }
 
-    /// The other 359, every fifth of the file, to test on.
+    /// The [`TESTING`] samples.
     #[must_use]
     pub fn testing() -> Self {
         Self::of(|number| number % 5 == 4)
@@ -60,6 +64,7 @@ mod tests {
         assert_eq!(FILE.len(), 1797 * SAMPLE);
         let (training, testing) = (Digits::training(), Digits::testing());
         assert_eq!((training.count(), testing.count()), (1438, 359));
+        assert_eq!((TRAINING, TESTING), (1438, 359));
         for digits in [&training, &testing] {
             assert_eq!(digits.images.len(), digits.count() * PIXELS);
             assert!(digits.images.iter().all(|p| (0.0..=1.0).contains(p) && (p * INK).fract() == 0.0));

@@ -15,7 +15,7 @@ pub use options::{BareDevice, Options};
 pub use report::{Event, Summary};
 
 use crate::memory::{Growth, Memory};
-use crate::trainer::Trainer;
+use crate::trainer::{Filling, Trainer};
 
 /// A growth comes in so many segments, so that a part of it is had where all of it is not.
 const GROWTH_PIECES: u64 = 4;
@@ -85,7 +85,7 @@ impl Job<'_> {
 
     fn fill(&mut self) -> Result<()> {
         let start = Instant::now();
-        self.memory.work(self.trainer.fill())?;
+        self.fill_up()?;
         let held = self.memory.held();
         self.held_at_most = self.held_at_most.max(held);
         (self.report)(&Event::Filled {
@@ -152,7 +152,12 @@ impl Job<'_> {
         let back = self.memory.give_back(wanted)?;
         (self.report)(&Event::GaveBack { bytes: back.get(), held_bytes: self.memory.held().get() });
         // Nothing is left to fill, but the data set is smaller now.
-        self.memory.work(self.trainer.fill())
+        self.fill_up()
+    }
+
+    fn fill_up(&mut self) -> Result<()> {
+        while self.memory.work(self.trainer.fill())? == Filling::Begun {}
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use crate::backend::{Arena, Augmentation, Backend, OutOfRoom, Read, Span, Stride};
 use crate::dice::{mix, throw};
-use crate::digits::{CLASSES, Digits, PIXELS};
+use crate::digits::{CLASSES, Digits, PIXELS, TESTING, TRAINING};
 use crate::network::{Network, Plan};
 
 /// Something to do with a device and the memory of a lease, while both may be used.
@@ -36,6 +36,8 @@ impl Trainer {
     const WIDTHS: [usize; 4] = [PIXELS, 128, 64, CLASSES];
     const BATCH: usize = 128;
     const RATE: f32 = 0.003;
+    /// What is filled in one piece: 32.5 MiB, some 30 ms on a host.
+    const BATCHES_A_FILL: usize = 1024;
 
     /// A run that nothing was done for yet.
     #[must_use]
@@ -67,8 +69,9 @@ impl Trainer {
         Prepare(self)
     }
 
-    /// Fills the memory with batches that are not in the data set yet: all of it at first, what came since later.
-    pub fn fill(&mut self) -> impl Work<Output = ()> {
+    /// Fills some of the memory with batches that are not in the data set yet; where memory has gone, so have its
+    /// batches. To be repeated until it is done: no piece of the work takes long.
+    pub fn fill(&mut self) -> impl Work<Output = Filling> {
         Fill(self)
     }
 
@@ -88,12 +91,11 @@ impl Trainer {
     }
 
     fn lay_out<S: Span>(&self, mut arena: Arena<S>) -> Result<Table<S>, OutOfRoom> {
-        let training = Digits::training().count();
         Ok(Table {
             network: Network::lay_out(&self.plan, &mut arena)?,
-            images: arena.take(training * PIXELS)?,
-            classes: arena.take(training)?,
-            tests: arena.take(Digits::testing().count() * PIXELS)?,
+            images: arena.take(TRAINING * PIXELS)?,
+            classes: arena.take(TRAINING)?,
+            tests: arena.take(TESTING * PIXELS)?,
             shelves: arena.into_rest(),
         })
     }
@@ -102,6 +104,15 @@ impl Trainer {
     fn batch_floats(&self) -> usize {
         self.plan.batch * (PIXELS + 1)
     }
+}
+
+/// How far the filling is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filling {
+    /// There is room for more.
+    Begun,
+    /// The memory is full.
+    Done,
 }
 
 /// The memory as a run uses it.
@@ -136,22 +147,26 @@ impl Work for Prepare<'_> {
 struct Fill<'t>(&'t mut Trainer);
 
 impl Work for Fill<'_> {
-    type Output = ();
+    type Output = Filling;
 
-    fn on<B: Backend>(self, backend: &mut B, arena: Arena<B::Span>) -> Result<()> {
+    fn on<B: Backend>(self, backend: &mut B, arena: Arena<B::Span>) -> Result<Filling> {
         let Self(trainer) = self;
         let mut table = trainer.lay_out(arena)?;
         let each = trainer.batch_floats();
+        let room: usize = table.shelves.iter().map(|shelf| shelf.floats() / each).sum();
+        let room = room.min(trainer.batches_at_most);
+        ensure!(room > 0, "no batch fits beside the network: ask for more memory");
+        let new = trainer.batches.min(room)..room.min(trainer.batches + Trainer::BATCHES_A_FILL);
         let mut before = 0;
         for shelf in &mut table.shelves {
-            let end = (before + shelf.floats() / each).min(trainer.batches_at_most);
-            let start = trainer.batches.clamp(before, end);
+            let here = before..before + shelf.floats() / each;
+            let (start, end) = (new.start.clamp(here.start, here.end), new.end.clamp(here.start, here.end));
             let which = Augmentation {
                 seed: trainer.seed,
                 first: (start * trainer.plan.batch) as u64,
                 batch: trainer.plan.batch,
             };
-            let out = shelf.write((start - before) * each..(end - before) * each);
+            let out = shelf.write((start - here.start) * each..(end - here.start) * each);
             let (images, classes) = (&table.images, &table.classes);
             backend.augment(
                 out,
@@ -159,10 +174,10 @@ impl Work for Fill<'_> {
                 classes.read(0..classes.floats()),
                 which,
             )?;
-            (before, trainer.batches) = (end, end);
+            before = here.end;
         }
-        ensure!(trainer.batches > 0, "no batch fits beside the network: ask for more memory");
-        Ok(())
+        trainer.batches = new.end;
+        Ok(if new.end < room { Filling::Begun } else { Filling::Done })
     }
 }
 
@@ -264,12 +279,16 @@ mod tests {
         }
     }
 
+    fn fill(trainer: &mut Trainer, memory: &mut Memory) {
+        while memory.on(trainer.fill()) == Filling::Begun {}
+    }
+
     const MIB: usize = (1 << 20) / 4;
 
     /// The mean losses of windows of 20 steps, the share of the tests named rightly, and the fingerprint.
     fn run(trainer: &mut Trainer, memory: &mut Memory, windows: usize) -> (Vec<f64>, f64, u64) {
         memory.on(trainer.prepare());
-        memory.on(trainer.fill());
+        fill(trainer, memory);
         let losses = (0..windows).map(|_| memory.on(trainer.train(20))).collect();
         (losses, memory.on(trainer.test()), memory.on(trainer.fingerprint()))
     }
@@ -311,7 +330,7 @@ mod tests {
         let written = memory.0[0].iter().rposition(|value| !value.is_nan()).expect("it is filled");
         let class = std::mem::replace(&mut memory.0[0][written], 77.0);
         memory.0.push(vec![f32::NAN; 2 * MIB]);
-        memory.on(grown.fill());
+        fill(&mut grown, &mut memory);
         assert_eq!(grown.samples(), before + 63 * 128, "63 batches fit 2 MiB");
         assert_eq!(memory.0[0][written], 77.0, "what is filled is not written again");
         memory.0[0][written] = class;
@@ -319,9 +338,29 @@ mod tests {
         assert_eq!(memory.on(grown.train(20)), other.on(whole.train(20)));
 
         memory.0.pop();
-        memory.on(grown.fill());
+        fill(&mut grown, &mut memory);
         assert_eq!(grown.samples(), before, "a data set shrinks with its memory");
         memory.on(grown.train(20));
+    }
+
+    #[test]
+    fn a_data_set_filled_in_pieces_is_the_same() {
+        let (mut memory, mut trainer) = (Memory::of(&[2 * MIB, 36 * MIB]), Trainer::new(3));
+        memory.on(trainer.prepare());
+        assert_eq!(memory.on(trainer.fill()), Filling::Begun);
+        assert_eq!(memory.on(trainer.fill()), Filling::Done);
+        let samples = usize::try_from(trainer.samples()).expect("a few");
+        assert!(samples > 1024 * 128);
+
+        let mut whole = vec![f32::NAN; samples * (PIXELS + 1)];
+        let (digits, which) = (Digits::training(), Augmentation { seed: 3, first: 0, batch: 128 });
+        let written = Host::default().augment(&mut whole, &digits.images, &digits.classes, which);
+        written.expect("the host does not fail");
+        let arena = Arena::new(memory.0.iter_mut().map(Vec::as_mut_slice));
+        let table = trainer.lay_out(arena).expect("it was laid out before");
+        let each = trainer.batch_floats();
+        let filled = table.shelves.iter().flat_map(|shelf| &shelf[..shelf.len() / each * each]);
+        assert!(filled.eq(&whole));
     }
 
     #[test]
@@ -337,7 +376,7 @@ mod tests {
         let mut memory = Memory::of(&[2 * MIB]);
         let mut trainer = Trainer::new(3);
         memory.on(trainer.prepare());
-        memory.on(trainer.fill());
+        fill(&mut trainer, &mut memory);
         let arena = Arena::new(memory.0.iter_mut().map(Vec::as_mut_slice));
         let table = trainer.lay_out(arena).expect("it was laid out before");
         let (images, classes) = table.shelves[0][..trainer.batch_floats()].split_at(128 * PIXELS);

@@ -7,7 +7,7 @@ use gpulease_examples::dice::uniform;
 use gpulease_examples::digits::{CLASSES, Digits, PIXELS};
 use gpulease_examples::gpu::Gpu;
 use gpulease_examples::memory::Memory;
-use gpulease_examples::trainer::{Trainer, Work};
+use gpulease_examples::trainer::{Filling, Trainer, Work};
 use gpulease_words::mib;
 
 /// Memory of the first GPU, or `None` (and a line) where there is none.
@@ -147,7 +147,7 @@ fn each_kernel_does_what_the_host_does() {
 fn trained(memory: &mut Memory) -> (Vec<f64>, f64, u64) {
     let mut trainer = Trainer::new(1);
     memory.work(trainer.prepare()).expect("8 MiB suffice");
-    memory.work(trainer.fill()).expect("8 MiB suffice");
+    assert_eq!(memory.work(trainer.fill()).expect("8 MiB suffice"), Filling::Done);
     let losses = (0..15).map(|_| memory.work(trainer.train(20)).expect("it was prepared")).collect();
     let accuracy = memory.work(trainer.test()).expect("it was prepared");
     (losses, accuracy, memory.work(trainer.fingerprint()).expect("it was prepared"))
