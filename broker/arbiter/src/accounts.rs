@@ -9,7 +9,7 @@ use std::fmt;
 
 use gpulease_words::{Bytes, Uid};
 
-use crate::gate::Gate;
+use crate::line::gate::Gate;
 use crate::{AccountView, Budget, Budgets, Policy};
 
 /// A node of the tree; never used twice.

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 
 use crate::accounts::NodeId;
-use crate::ask::{Ask, Stage, Want};
 use crate::lease::{Attendance, Lease, Owner, Share};
 use crate::ledger::Bucket;
+use crate::line::ask::{Ask, Stage, Want};
+use crate::line::shape::{Shape, Use};
 use crate::process::Named;
 use crate::session::{too_many, user};
-use crate::shape::{Shape, Use};
 use crate::{Arbiter, Denial, DeviceWish, Effect, LeaseState, Patience, RequestId, Terms, Time, Why};
 
 impl Arbiter {

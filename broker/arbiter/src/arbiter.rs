@@ -216,7 +216,13 @@ impl Arbiter {
                 self.line.look_up(device, &mut self.accounts, &self.ledger);
             }
             self.line.refresh(&mut self.accounts, &self.ledger);
-            let Some((ask, devices)) = self.line.first_fit(&self.accounts, &self.ledger) else {
+            let next = self.line.first_fit(&self.accounts, &self.ledger);
+            #[cfg(test)]
+            {
+                let slowly = self.line.first_the_slow_way(&self.accounts, &self.ledger);
+                assert_eq!(next.as_ref().map(|(ask, _)| *ask), slowly, "the next in line");
+            }
+            let Some((ask, devices)) = next else {
                 break;
             };
             self.grant(ask, &devices);

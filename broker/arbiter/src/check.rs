@@ -1,12 +1,132 @@
-//! Everything recomputed from what it is derived from.
+//! Everything that is kept twice, recomputed from what it is derived from. Costs as much as there
+//! is: for tests and the simulator, after each step.
 
-use crate::Arbiter;
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpulease_words::{Bytes, DeviceId};
+
+use crate::lease::Lease;
+use crate::ledger::Charge;
+use crate::process::Named;
+use crate::segment::State;
+use crate::{Arbiter, LeaseState, Why};
 
 impl Arbiter {
     /// Panics when an invariant is broken (I1 and what the tables say of each other): the
     /// simulator calls it after every step, and `handle` checks the devices it touched.
     pub fn check(&self) {
         self.ledger.check();
-        self.line.piles.check();
+        self.check_devices();
+        for (id, lease) in &self.leases {
+            self.check_segments(lease);
+            self.check_reserve(lease);
+            assert!(!lease.is_spent(), "{id} is spent and still there");
+            assert!(lease.state == LeaseState::Draining || !lease.members.is_empty(), "{id} has no member");
+        }
+        self.check_processes();
+        self.check_accounts();
+        self.check_timers();
+        self.line.check(&self.accounts, &self.ledger);
+    }
+
+    fn check_devices(&self) {
+        let mut sums: BTreeMap<DeviceId, Charge> = BTreeMap::new();
+        for (device, share) in self.leases.values().flat_map(|lease| &lease.shares) {
+            sums.entry(*device).or_default().add(&share.charge);
+        }
+        for (device, book) in self.ledger.all() {
+            let sum = sums.remove(&device).unwrap_or_default();
+            assert_eq!(sum, book.charge, "the leases of device {device} and its book");
+        }
+    }
+
+    fn check_segments(&self, lease: &Lease) {
+        let mut sums: BTreeMap<DeviceId, Charge> = BTreeMap::new();
+        for segment in lease.segments.iter().map(|id| &self.segments[id]) {
+            let sum = sums.entry(segment.device).or_default();
+            match segment.state {
+                State::Creating(_) | State::Live(_) => sum.put(crate::ledger::Bucket::Held, segment.bytes),
+                State::Draining => sum.put(crate::ledger::Bucket::Draining, segment.bytes),
+                State::Quarantined { .. } => sum.put(crate::ledger::Bucket::Quarantined, segment.bytes),
+            }
+        }
+        for (device, share) in &lease.shares {
+            let sum = sums.remove(device).unwrap_or_default();
+            let (set_aside, overhead) = (share.charge.set_aside, share.charge.overhead);
+            assert_eq!(Charge { set_aside, overhead, ..sum }, share.charge, "segments on device {device}");
+        }
+    }
+
+    fn check_reserve(&self, lease: &Lease) {
+        for (device, share) in &lease.shares {
+            let owed = match lease.state {
+                LeaseState::Active => share.owed(lease.reserve),
+                LeaseState::Draining => Bytes::ZERO,
+            };
+            assert_eq!(share.charge.set_aside, owed, "set aside on device {device}");
+            let waits = share.waits.iter().map(|id| self.wanted(*id).bytes);
+            assert_eq!(waits.sum::<Bytes>(), share.promised, "promised on device {device}");
+            assert!(share.waits.is_subset(&lease.growing));
+            let contexts =
+                lease.members.iter().filter_map(|member| self.processes[member].contexts.get(device));
+            let of_lease = contexts.filter(|context| std::ptr::eq(&self.leases[&context.lease], lease));
+            assert_eq!(of_lease.map(|context| context.bytes).sum::<Bytes>(), share.charge.overhead);
+        }
+    }
+
+    fn check_processes(&self) {
+        for (id, process) in &self.processes {
+            assert!(process.is_needed(), "{id} is not needed");
+            assert!(process.sessions.iter().all(|session| self.sessions[session].process == *id));
+            assert!(process.leases.iter().all(|lease| self.leases[lease].members.contains(id)));
+            assert!(process.asks.iter().all(|ask| self.line.asks[ask].process == *id));
+            for segment in &process.segments {
+                assert_eq!(self.segments[segment].process, *id);
+                assert!(matches!(self.segments[segment].state, State::Creating(_) | State::Live(_)));
+            }
+        }
+        for (id, session) in &self.sessions {
+            let granted = session.asks.values().filter_map(|named| match named {
+                Named::Waiting(ask) => self.line.asks[ask].grows(),
+                Named::Granted(lease) => Some(*lease),
+            });
+            assert_eq!(granted.collect::<BTreeSet<_>>(), session.leases, "the leases of {id}");
+            assert!(session.leases.iter().all(|lease| self.leases[lease].owner.session == Some(*id)));
+        }
+        for (uid, tally) in &self.users {
+            let sessions =
+                self.sessions.values().filter(|s| self.processes[&s.process].peer.uid == *uid).count();
+            let asks =
+                self.line.asks.values().filter(|ask| self.processes[&ask.process].peer.uid == *uid).count();
+            assert_eq!((tally.sessions as usize, tally.asks as usize), (sessions, asks), "what {uid} has");
+        }
+        let creating = self.segments.values().filter(|s| matches!(s.state, State::Creating(Some(_)))).count();
+        assert_eq!(creating, self.creating.len(), "who waits for segments in the making");
+        let waiting = self.line.asks.values().filter(|ask| ask.grows().is_some()).count();
+        assert_eq!(waiting, self.waiting.len(), "who waits for growth");
+    }
+
+    fn check_accounts(&self) {
+        for (id, node) in self.accounts.all() {
+            let below = |account| self.accounts.path(account).any(|(on_path, _)| on_path == id);
+            let leases = self.leases.values().filter(|lease| below(lease.account));
+            let charged: Bytes = leases.clone().map(|lease| lease.charge().total()).sum();
+            assert_eq!(charged.get(), node.bytes.used(), "charged to {}", node.key);
+            assert_eq!(leases.count() as u64, node.slots.used(), "leases of {}", node.key);
+        }
+    }
+
+    fn check_timers(&self) {
+        for why in self.timers.reasons() {
+            let owned = match why {
+                Why::PatienceEnds(ask) | Why::BarrierRises(ask) | Why::UnattendedTooLong(ask) => {
+                    self.line.asks.contains_key(&ask)
+                }
+                Why::GrantUnclaimed(lease) => self.leases.contains_key(&lease),
+                Why::AdriftTooLong(session) => self.sessions.contains_key(&session),
+                Why::RecallDue(lease) => self.leases.get(&lease).is_some_and(|lease| lease.recall.is_some()),
+            };
+            assert!(owned, "{why:?} has no owner");
+        }
     }
 }

@@ -8,8 +8,6 @@ mod accounts;
 mod acquire;
 mod allocate;
 mod arbiter;
-mod ask;
-mod barrier;
 mod books;
 mod check;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
@@ -18,24 +16,23 @@ mod denial;
 mod effect;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod event;
-mod gate;
 mod lease;
 mod ledger;
 mod line;
 mod member;
 mod obstacle;
 mod outside;
-mod pile;
 mod policy;
 mod process;
 mod recall;
 mod release;
+mod reserve;
 mod resize;
-mod roster;
 mod segment;
 mod session;
-mod shape;
 mod snapshot;
+#[cfg(test)]
+mod storm;
 mod terms;
 mod time;
 mod timers;

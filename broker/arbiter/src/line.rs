@@ -6,8 +6,8 @@
 //! (backfill), so that a large ask does not idle the card; `max_wait` later it is a barrier.
 //!
 //! **Barriers.** After `max_wait` nothing overtakes an ask, neither on its devices nor in its
-//! accounts. It climbs from its job to the host and pledges what it needs at each ([`crate::gate`]); with all
-//! of them behind it, it collects on its devices ([`crate::pile`]). Where an account has too little
+//! accounts. It climbs from its job to the host and pledges what it needs at each ([`crate::line::gate`]); with all
+//! of them behind it, it collects on its devices ([`crate::line::pile`]). Where an account has too little
 //! room it is parked, and holds back room of that account and of those below it, but nothing of the
 //! accounts above and no device bytes. So one's own budget makes nobody else wait, barriers of one
 //! account together never hold back more than its limit could let them use, and an ask that is large for its group's
@@ -22,17 +22,25 @@
 //! goes down four rosters. Both are O(log n) for n waiting asks, times the number of different
 //! [`Shape`]s (which devices, which contexts) among them.
 
+pub(crate) mod ask;
+mod barrier;
+mod check;
+pub(crate) mod gate;
+pub(crate) mod pile;
+pub(crate) mod roster;
+pub(crate) mod shape;
+
 use std::collections::BTreeMap;
 
 use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::accounts::{Accounts, NodeId};
-use crate::ask::{Ask, Stage, resources};
-use crate::gate::Standing;
 use crate::ledger::{Health, Ledger};
-use crate::pile::Piles;
-use crate::roster::{Place, Roster, Who};
-use crate::shape::{Bounds, Shape, Shapes, Summary, cost};
+use crate::line::ask::{Ask, Stage, resources};
+use crate::line::gate::Standing;
+use crate::line::pile::Piles;
+use crate::line::roster::{Place, Roster, Who};
+use crate::line::shape::{Bounds, Shape, Shapes, Summary, cost};
 
 /// Those who wait below an account.
 #[derive(Debug, Default)]

@@ -2,9 +2,9 @@
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 
-use crate::ask::Want;
-use crate::gate::Standing;
 use crate::ledger::{Bucket, minus};
+use crate::line::ask::Want;
+use crate::line::gate::Standing;
 use crate::process::{Context, Figure, Process};
 use crate::session::too_many;
 use crate::{Arbiter, Denial, Effect, Peer, RequestId};

@@ -3,9 +3,9 @@
 use gpulease_words::{Bytes, DeviceId, Reason};
 
 use crate::accounts::{Node, NodeId, Resource};
-use crate::ask::{Ask, Post, Stage, Want, resources};
-use crate::gate::Standing;
 use crate::ledger::plus;
+use crate::line::ask::{Ask, Post, Stage, Want, resources};
+use crate::line::gate::Standing;
 use crate::line::units;
 use crate::{Arbiter, Denial};
 

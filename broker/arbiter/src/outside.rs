@@ -2,7 +2,7 @@
 
 use gpulease_words::{AskId, Bytes, DeviceId};
 
-use crate::ask::{Post, Want};
+use crate::line::ask::{Post, Want};
 use crate::{Arbiter, Denial};
 
 impl Arbiter {

@@ -4,7 +4,7 @@ use gpulease_words::{Bytes, DeviceId, ProcessId};
 
 use crate::accounts::NodeId;
 use crate::ledger::Health;
-use crate::shape::Shape;
+use crate::line::shape::Shape;
 use crate::{Arbiter, Denial, DeviceWish, Terms};
 
 /// Letters of a lease's name: long enough for any job, short enough for a line of a table.

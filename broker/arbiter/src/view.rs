@@ -2,8 +2,8 @@
 
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId};
 
-use crate::ask::{Ask, Stage, Want};
 use crate::lease::Lease;
+use crate::line::ask::{Ask, Stage, Want};
 use crate::process::{Figure, Presence};
 use crate::segment::State;
 use crate::{Arbiter, AskView, DeviceWish, LeaseView, MemberView, Pinning, Snapshot, Time};

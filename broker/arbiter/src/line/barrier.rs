@@ -4,11 +4,11 @@ use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::DeviceWish;
 use crate::accounts::{Accounts, NodeId, Resource};
-use crate::ask::{Ask, Post, Stage, resources};
-use crate::gate::Climb;
 use crate::ledger::{Ledger, plus};
+use crate::line::ask::{Ask, Post, Stage, resources};
+use crate::line::gate::Climb;
+use crate::line::pile::Outlook;
 use crate::line::{Line, units};
-use crate::pile::Outlook;
 
 impl Line {
     /// The ask has waited long enough: nothing overtakes it from now on.

@@ -7,7 +7,7 @@
 use gpulease_words::AskId;
 
 use crate::accounts::NodeId;
-use crate::shape::{Bounds, Summary};
+use crate::line::shape::{Bounds, Summary};
 
 /// Who waits: an ask in its job's roster, an account in its parent's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,6 +76,18 @@ impl Roster {
     /// The first in order that the bounds admit and for which `visit` finds something.
     pub(crate) fn first<R>(&self, bounds: &Bounds, visit: &mut impl FnMut(Who) -> Option<R>) -> Option<R> {
         first(&self.root, bounds, visit)
+    }
+
+    /// Panics when the tree is out of order or a summary is wrong.
+    pub(crate) fn check(&self) {
+        check(&self.root, None, None);
+    }
+
+    /// All in order, each with its summary.
+    pub(crate) fn entries(&self) -> Vec<(Place, Summary)> {
+        let mut entries = Vec::new();
+        collect(&self.root, &mut entries);
+        entries
     }
 
     /// All in order.
@@ -172,4 +184,27 @@ fn walk(link: &Link, visit: &mut impl FnMut(Who)) {
         visit(spot.place.who);
         walk(&spot.right, visit);
     }
+}
+
+fn collect(link: &Link, entries: &mut Vec<(Place, Summary)>) {
+    if let Some(spot) = link {
+        collect(&spot.left, entries);
+        entries.push((spot.place, spot.own.clone()));
+        collect(&spot.right, entries);
+    }
+}
+
+fn check(link: &Link, after: Option<Place>, before: Option<Place>) {
+    let Some(spot) = link else {
+        return;
+    };
+    assert!(after.is_none_or(|place| place < spot.place) && before.is_none_or(|place| spot.place < place));
+    let mut total = spot.own.clone();
+    for below in [&spot.left, &spot.right].into_iter().flatten() {
+        assert!(below.rank <= spot.rank, "a roster's heap is out of order");
+        total.join(&below.total);
+    }
+    assert_eq!(total, spot.total, "a roster's summary");
+    check(&spot.left, after, Some(spot.place));
+    check(&spot.right, Some(spot.place), before);
 }

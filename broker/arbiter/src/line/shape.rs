@@ -11,8 +11,8 @@ use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::DeviceWish;
 use crate::accounts::Node;
-use crate::gate::Standing;
 use crate::ledger::{Ledger, plus};
+use crate::line::gate::Standing;
 
 /// What an ask is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,11 +49,6 @@ impl Shape {
     /// What a context will cost that the process does not have yet.
     pub(crate) fn overhead(&self, device: DeviceId, ledger: &Ledger) -> Bytes {
         if self.contexts.contains(&device) { Bytes::ZERO } else { ledger.book(device).overhead_estimate }
-    }
-
-    /// What the contexts cost on these devices.
-    pub(crate) fn overhead_on(&self, devices: &[DeviceId], ledger: &Ledger) -> Bytes {
-        devices.iter().map(|device| self.overhead(*device, ledger)).sum()
     }
 
     /// What the contexts cost at least, wherever it is granted.
@@ -139,6 +134,11 @@ impl Shapes {
             self.by_shape.remove(shape);
             self.by_id.remove(&id);
         }
+    }
+
+    /// Every shape, with how many asks have it.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (ShapeId, u64)> {
+        self.by_id.iter().map(|(id, (_, asks))| (*id, *asks))
     }
 
     pub(crate) fn get(&self, id: ShapeId) -> &Shape {

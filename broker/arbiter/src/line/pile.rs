@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::ledger::Ledger;
+use crate::line::ask::{Ask, Post};
 
 /// What barriers do on one device.
 #[derive(Debug, Default)]
@@ -33,11 +34,6 @@ struct Pile {
 pub(crate) struct Piles(BTreeMap<DeviceId, Pile>);
 
 impl Piles {
-    /// What barriers hold back on the device.
-    pub(crate) fn held_back(&self, device: DeviceId) -> u128 {
-        self.0.get(&device).map_or(0, |pile| pile.held_back)
-    }
-
     /// What the device has to give to an ask of that age, `None` for one that is no barrier.
     pub(crate) fn left(&self, device: DeviceId, free: Bytes, age: Option<AskId>) -> Bytes {
         let Some(pile) = self.0.get(&device) else {
@@ -139,11 +135,28 @@ impl Piles {
         }
     }
 
-    /// Panics when the sums are not what they should be.
-    pub(crate) fn check(&self) {
+    /// Panics when the sums are not what they should be, or the barriers other than the line's.
+    pub(crate) fn check<'a>(&self, barriers: impl Iterator<Item = &'a Ask> + Clone) {
         for (device, pile) in &self.0 {
             let sum: u128 = pile.collecting.values().map(|need| u128::from(need.get())).sum();
             assert_eq!(sum, pile.held_back, "what barriers hold back on device {device}");
+            let here = barriers.clone().filter_map(|ask| {
+                let need = ask.needs().iter().find(|(d, _)| d == device)?;
+                Some((ask.id, need.1, ask.post()?))
+            });
+            let with = |wanted: fn(Post, DeviceId) -> bool| {
+                here.clone()
+                    .filter(move |(_, _, post)| wanted(*post, *device))
+                    .map(|(id, need, _)| (need, id))
+            };
+            let collecting: BTreeSet<_> = pile.collecting.iter().map(|(id, need)| (*need, *id)).collect();
+            assert_eq!(
+                collecting,
+                with(|post, _| post.collects()).collect(),
+                "who collects on device {device}"
+            );
+            assert_eq!(pile.hopeful, with(|post, _| !matches!(post, Post::Hopeless(_))).collect());
+            assert_eq!(pile.hopeless, with(|post, d| post == Post::Hopeless(d)).collect());
         }
     }
 

@@ -11,7 +11,7 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 
 use crate::accounts::{NodeId, Resource};
 use crate::allocate::Wanted;
-use crate::shape::{Shape, ShapeId, Use};
+use crate::line::shape::{Shape, ShapeId, Use};
 use crate::{DeviceWish, RequestId, Terms, Time};
 
 /// What is wanted.

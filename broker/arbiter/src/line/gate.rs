@@ -122,19 +122,28 @@ impl Gate {
         }
     }
 
-    /// Whether the ask is parked here.
-    pub(crate) fn is_parked(&self, ask: AskId) -> bool {
-        self.parked.contains_key(&ask)
+    /// How the ask stands here.
+    pub(crate) fn stand_of(&self, ask: AskId) -> Stand {
+        match (self.pledges.get(&ask), self.parked.get(&ask)) {
+            (None, None) => Stand::Absent,
+            (Some(amount), None) => Stand::Pledged(*amount),
+            (None, Some(amount)) => Stand::Parked(*amount),
+            (Some(_), Some(_)) => panic!("{ask} is both pledged and parked"),
+        }
     }
 
-    /// Panics when the sum of the pledges is not what it should be.
+    /// Every ask that stands here.
+    pub(crate) fn asks(&self) -> impl Iterator<Item = AskId> {
+        self.pledges.keys().chain(self.parked.keys()).copied()
+    }
+
+    /// Panics when the sum of the pledges is wrong, or when one that could pass is parked.
     pub(crate) fn check(&self) {
         let sum: u128 = self.pledges.values().map(|amount| u128::from(*amount)).sum();
         assert_eq!(sum, self.pledged, "an account's pledges");
-        assert!(
-            self.pledges.keys().all(|ask| !self.parked.contains_key(ask)),
-            "an ask is both pledged and parked"
-        );
+        if let Some((ask, amount)) = self.parked.first_key_value() {
+            assert!(self.room(Standing::Head) < *amount, "{ask} is parked where there is room for it");
+        }
     }
 
     fn pledge(&mut self, ask: AskId, amount: u64) {
@@ -152,4 +161,12 @@ pub(crate) enum Climb {
     Through,
     /// There is no room: the ask waits at this gate.
     Parked,
+}
+
+/// How an ask stands at a gate, with what it takes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stand {
+    Absent,
+    Pledged(u64),
+    Parked(u64),
 }
