@@ -7,17 +7,21 @@ use gpulease_proto::handover::Ticket;
 use gpulease_proto::v1::{self, allocate_reply::Outcome, allocated::Handle};
 use gpulease_words::{Bytes, DeviceId, Reason, SegmentId};
 
-use crate::ask::{Named, Wait};
+use crate::ask::Wait;
+use crate::asked::Asked;
 use crate::charge::Charge;
 use crate::device::Device;
 use crate::engine::Share;
 use crate::error::{AskError, Denied, Error};
 use crate::handover::Claim;
+use crate::keeper::Pass;
 use crate::lease_state::LeaseState;
-use crate::link::{Trouble, trouble};
+use crate::link::{Slot, Trouble};
 use crate::memory::{Memory, map_chunks, open_ipc};
+use crate::named::{Named, Unanswered};
 use crate::resident::inside_a_guard;
 use crate::segment::Segment;
+use crate::session::Patience;
 
 const REQUEST: &str = "an allocate";
 
@@ -118,53 +122,70 @@ impl<'l> Allocation<'l> {
         })
     }
 
+    /// Puts the ask, and again where the connection broke under it. A second asking could take memory
+    /// twice, so that the first is withdrawn before.
     async fn put(&self, device: DeviceId) -> Result<v1::Allocated, AskError> {
         let session = self.lease.session();
-        let mut ask = Named::new(session);
-        let pass = session.pass_for(self.lease.key()).await?;
-        let request = v1::AllocateRequest {
-            session: Some(pass.reference),
+        let mut patience = Patience::new(session);
+        loop {
+            let pass = session.pass_for(self.lease.key()).await?;
+            let mut ask = Named::new(session);
+            let request = self.request(&pass, device, ask.name);
+            ask.put(pass.epoch, self.call(request));
+            match self.answer(ask.pending()).await {
+                Ok(allocated) => {
+                    ask.settle();
+                    return Ok(allocated);
+                }
+                Err(Unanswered::Denied(denied)) => {
+                    ask.settle();
+                    return Err(AskError::refused(denied));
+                }
+                Err(Unanswered::Trouble(Trouble::Failed(error))) => return Err(error.into()),
+                Err(Unanswered::Trouble(broken)) => {
+                    ask.cut_off();
+                    patience.after(broken).await?;
+                    ask.withdraw().await?;
+                }
+            }
+        }
+    }
+
+    fn request(&self, pass: &Pass, device: DeviceId, ask_name: u64) -> v1::AllocateRequest {
+        v1::AllocateRequest {
+            session: Some(pass.reference.clone()),
             lease_id: self.lease.id().get(),
             device_index: device.get(),
             bytes: self.bytes.get(),
             kind: self.kind.into(),
             wait: Some(self.wait.policy()),
             inside_guard: inside_a_guard(),
-            ask_name: ask.name,
-        };
-        ask.goes_to(pass.epoch);
-        let reply = self.answer(request).await?;
-        // A reply that makes no sense leaves the ask to be withdrawn.
-        match reply.outcome {
-            Some(Outcome::Allocated(allocated)) => {
-                ask.answered();
-                Ok(allocated)
-            }
-            Some(Outcome::Denied(denied)) => {
-                ask.answered();
-                Err(AskError::refused(denied))
-            }
-            None => Err(Error::Protocol("an allocate without an outcome".to_owned()).into()),
+            ask_name,
         }
     }
 
-    /// Puts the request once: a second time could take memory twice.
-    async fn answer(&self, request: v1::AllocateRequest) -> Result<v1::AllocateReply, Error> {
+    fn call(&self, request: v1::AllocateRequest) -> Asked {
         let session = self.lease.session();
         // What may wait goes where it can't hold up a release.
         let slot = (self.wait != Wait::Never).then(|| session.link.slot());
-        let mut jobs = slot.as_ref().map_or_else(|| session.link.jobs(), |slot| slot.jobs());
-        let answer = jobs.allocate(request);
+        let jobs = slot.as_ref().map_or_else(|| session.link.jobs(), Slot::jobs);
+        Asked::new(self.lease.key(), jobs, slot, request)
+    }
+
+    async fn answer(&self, asked: &mut Asked) -> Result<v1::Allocated, Unanswered> {
+        let session = self.lease.session();
         let answer = match self.wait.answer_within(session.wait()) {
-            None => answer.await,
+            None => asked.outcome().await,
             Some(within) => {
-                session.engine.within(within, answer).await.map_err(|_| session.silent(REQUEST))?
+                let silent = |_| Unanswered::failed(session.silent(REQUEST));
+                session.engine.within(within, asked.outcome()).await.map_err(silent)?
             }
         };
-        answer.map(tonic::Response::into_inner).map_err(|status| match trouble(REQUEST, &status) {
-            Trouble::Broken(why) => session.gone(why),
-            Trouble::Failed(error) => error,
-        })
+        match answer.map_err(|status| Unanswered::from_status(REQUEST, &status))? {
+            Some(Outcome::Allocated(allocated)) => Ok(allocated),
+            Some(Outcome::Denied(denied)) => Err(Unanswered::from_denied(denied)),
+            None => Err(Unanswered::failed(Error::Protocol("an allocate without an outcome".to_owned()))),
+        }
     }
 }
 

@@ -6,23 +6,19 @@ use std::time::{Duration, Instant};
 use gpulease_proto::v1::acquire_request::Devices;
 use gpulease_proto::v1::acquire_update::Update;
 use gpulease_proto::v1::{self, wait_policy::Policy};
-use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, Uid};
-use tonic::Streaming;
+use gpulease_words::{Bytes, DeviceId, LeaseId, Uid};
 
 use crate::client::Client;
-use crate::duty::Duty;
-use crate::engine::Share;
 use crate::error::{AcquireError, AskError, Error};
 use crate::keeper::Pass;
 use crate::lease::Lease;
 use crate::lease_state::Terms;
-use crate::leases::Epoch;
-use crate::link::{Trouble, trouble};
-use crate::session::{Patience, Session};
+use crate::link::Trouble;
+use crate::named::{Named, Unanswered};
+use crate::session::Patience;
 use crate::token::Token;
+use crate::updates::Updates;
 use crate::waiting::Waiting;
-
-const REQUEST: &str = "an acquire";
 
 /// An ask for a lease, put by [`Self::acquire`].
 ///
@@ -154,7 +150,7 @@ impl<'a> LeaseBuilder<'a> {
     /// Dropping the future withdraws the ask; a grant that crosses is given back.
     ///
     /// # Errors
-    /// [`AskError::Denied`] with its [`Reason`]: over budget, too large, no room in time, and others.
+    /// [`AskError::Denied`] with its reason: over budget, too large, no room in time, and others.
     /// [`AskError::Failed`] where the broker went away for longer than the client waits for it, or
     /// does not answer.
     pub async fn acquire(mut self) -> Result<Lease, AcquireError> {
@@ -163,53 +159,49 @@ impl<'a> LeaseBuilder<'a> {
         let mut ask = Named::new(session);
         loop {
             let pass = session.pass().await?;
-            ask.goes_to(pass.epoch);
-            match self.put(&pass, ask.name, &mut patience).await {
+            let request = self.request(&pass, ask.name);
+            ask.put(pass.epoch, Updates::open(pass.epoch, session.link.slot(), request));
+            match self.answer(ask.pending(), &mut patience).await {
                 Ok(terms) => {
                     let lease = Lease::granted(session, pass.epoch, terms);
-                    ask.answered();
+                    ask.settle().into_iter().for_each(|updates| updates.read_to_end(session));
                     return Ok(lease);
                 }
                 Err(Unanswered::Denied(denied)) => {
-                    ask.answered();
+                    ask.settle();
                     return Err(AskError::refused(denied));
                 }
-                Err(Unanswered::Trouble(trouble)) => patience.after(trouble).await?,
+                Err(Unanswered::Trouble(trouble)) => {
+                    if matches!(trouble, Trouble::Broken(_)) {
+                        ask.cut_off();
+                    }
+                    patience.after(trouble).await?;
+                }
             }
         }
     }
 
-    /// Puts the ask once.
-    async fn put(
+    /// Follows the ask, put once, to its answer.
+    async fn answer(
         &mut self,
-        pass: &Pass,
-        name: u64,
+        updates: &mut Updates,
         patience: &mut Patience<'_>,
     ) -> Result<Terms, Unanswered> {
         let session = self.client.session();
-        let slot = session.link.slot();
-        let request = self.request(pass, name);
-        let silent = || Unanswered::Trouble(Trouble::Failed(session.silent(REQUEST)));
-        let answer = session.engine.within(session.wait(), async {
-            let mut updates = slot.jobs().acquire(request).await?.into_inner();
-            Ok((updates.message().await?, updates))
-        });
-        let (mut update, mut updates) =
-            answer.await.map_err(|_| silent())?.map_err(Unanswered::from_status)?;
+        // The first update says that the ask has arrived, and is owed at once.
+        let mut within = Some(session.wait());
         loop {
+            let update = updates.next_within(session, within).await?;
             patience.restored();
-            match update.and_then(|update| update.update) {
+            match update {
                 Some(Update::Waiting(waiting)) => (self.on_waiting)(&waiting.into()),
                 Some(Update::Granted(granted)) => return self.terms(granted).map_err(Unanswered::failed),
-                Some(Update::Denied(denied)) if denied.reason == Reason::NoSuchSession.word() => {
-                    return Err(Unanswered::Trouble(Trouble::Broken(denied.message)));
-                }
-                Some(Update::Denied(denied)) => return Err(Unanswered::Denied(denied)),
+                Some(Update::Denied(denied)) => return Err(Unanswered::from_denied(denied)),
                 None => {
                     return Err(Unanswered::Trouble(Trouble::Broken("it ended the ask's stream".to_owned())));
                 }
             }
-            update = next(session, self.wait, &mut updates).await?;
+            within = self.wait.answer_within(session.wait());
         }
     }
 
@@ -241,23 +233,6 @@ impl<'a> LeaseBuilder<'a> {
     }
 }
 
-/// The next update; only an ask with an end is owed one.
-async fn next(
-    session: &Session,
-    wait: Wait,
-    updates: &mut Streaming<v1::AcquireUpdate>,
-) -> Result<Option<v1::AcquireUpdate>, Unanswered> {
-    let update = match wait.answer_within(session.wait()) {
-        None => updates.message().await,
-        Some(within) => session
-            .engine
-            .within(within, updates.message())
-            .await
-            .map_err(|_| Unanswered::failed(session.silent(REQUEST)))?,
-    };
-    update.map_err(Unanswered::from_status)
-}
-
 impl fmt::Debug for LeaseBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseBuilder")
@@ -267,52 +242,5 @@ impl fmt::Debug for LeaseBuilder<'_> {
             .field("devices", &self.devices)
             .field("wait", &self.wait)
             .finish_non_exhaustive()
-    }
-}
-
-/// Why one putting of an ask brought nothing.
-pub(crate) enum Unanswered {
-    Denied(v1::Denied),
-    Trouble(Trouble),
-}
-
-impl Unanswered {
-    fn from_status(status: tonic::Status) -> Self {
-        Self::Trouble(trouble(REQUEST, &status))
-    }
-
-    fn failed(error: Error) -> Self {
-        Self::Trouble(Trouble::Failed(error))
-    }
-}
-
-/// An ask by its name, withdrawn when dropped before it was answered.
-#[derive(Debug)]
-pub(crate) struct Named {
-    session: Share<Session>,
-    pub(crate) name: u64,
-    /// The session that it was put to, while it is open.
-    put: Option<Epoch>,
-}
-
-impl Named {
-    pub(crate) fn new(session: &Share<Session>) -> Self {
-        Self { session: session.clone(), name: session.next_name(), put: None }
-    }
-
-    pub(crate) fn goes_to(&mut self, epoch: Epoch) {
-        self.put = Some(epoch);
-    }
-
-    pub(crate) fn answered(&mut self) {
-        self.put = None;
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        if let Some(epoch) = self.put.filter(|_| !self.session.is_forked()) {
-            Duty::Withdraw(epoch, self.name).discharge(&self.session);
-        }
     }
 }

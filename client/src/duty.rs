@@ -77,7 +77,8 @@ impl Session {
         reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
     }
 
-    async fn withdraw(&self, epoch: Epoch, ask_name: u64) -> Result<(), Error> {
+    /// Withdraws an ask of this session; one that is over has none.
+    pub(crate) async fn withdraw(&self, epoch: Epoch, ask_name: u64) -> Result<(), Error> {
         if self.pass().await?.epoch != epoch {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 mod allocation;
 mod ask;
+mod asked;
 pub mod blocking;
 mod charge;
 mod client;
@@ -18,14 +19,17 @@ mod lease_state;
 mod leases;
 mod link;
 mod memory;
+mod named;
 mod observer;
 mod operator;
 mod place;
 mod pressure;
+mod reply;
 mod resident;
 mod segment;
 mod session;
 mod token;
+mod updates;
 mod waiting;
 
 pub use allocation::Allocation;

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use gpulease_proto::refusal;
 use gpulease_proto::v1::jobs_client::JobsClient;
-use gpulease_words::Reason;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
@@ -17,10 +16,11 @@ use tonic::{Code, Status};
 
 use crate::error::{Denied, Error};
 use crate::place::Place;
+use crate::reply::is_passing;
 
 /// So many asks wait over one connection at most: a waiting ask holds a stream, and the stream past
-/// the other side's limit (100 and more in practice, 16 in the strictest seen) would hold up all others.
-const ASKS_PER_CONNECTION: usize = 12;
+/// the broker's limit (256) would hold up all others.
+const ASKS_PER_CONNECTION: usize = 64;
 
 /// While an ask waits, a broker that hangs is noticed after twice this long. Nothing is sent over a
 /// connection without asks.
@@ -117,7 +117,7 @@ pub(crate) enum Trouble {
 
 pub(crate) fn trouble(request: &'static str, status: &Status) -> Trouble {
     match refusal::reason(status) {
-        Some(Reason::NoSuchSession) => Trouble::Broken("it does not know this session".to_owned()),
+        Some(reason) if is_passing(reason) => Trouble::Broken(status.message().to_owned()),
         Some(reason) => {
             Trouble::Failed(Error::Refused(Denied { reason, message: status.message().to_owned() }))
         }

@@ -17,6 +17,7 @@ use crate::gpus::Gpus;
 use crate::keeper::{Connection, Pass, Started};
 use crate::leases::{Epoch, LeaseKey, Leases};
 use crate::link::{Link, Trouble, trouble};
+use crate::reply::{Reply, passing};
 
 /// How many failures of `Drop` are kept.
 const KEPT_AT_MOST: usize = 16;
@@ -90,7 +91,7 @@ impl Session {
     }
 
     /// Puts a request that may be put twice, and again where the connection broke under it.
-    pub(crate) async fn request<T, F, Answer>(
+    pub(crate) async fn request<T: Reply, F, Answer>(
         &self,
         request: &'static str,
         of: Option<LeaseKey>,
@@ -104,7 +105,7 @@ impl Session {
     }
 
     /// As [`Self::request`]; says in which session it was answered, too.
-    pub(crate) async fn put<T, F, Answer>(
+    pub(crate) async fn put<T: Reply, F, Answer>(
         &self,
         request: &'static str,
         of: Option<LeaseKey>,
@@ -121,10 +122,14 @@ impl Session {
                 None => self.pass().await?,
             };
             let answer = self.engine.within(self.wait, call(self.link.jobs(), pass.reference)).await;
-            match answer.map_err(|_| self.silent(request))? {
-                Ok(reply) => return Ok((pass.epoch, reply.into_inner())),
-                Err(status) => patience.after(trouble(request, &status)).await?,
-            }
+            let trouble = match answer.map_err(|_| self.silent(request))? {
+                Ok(reply) => match reply.get_ref().denied().and_then(passing) {
+                    Some(why) => Trouble::Broken(why.to_owned()),
+                    None => return Ok((pass.epoch, reply.into_inner())),
+                },
+                Err(status) => trouble(request, &status),
+            };
+            patience.after(trouble).await?;
         }
     }
 

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::Status;
 use tonic::transport::Server;
@@ -22,8 +23,8 @@ use crate::service::Jobs;
 /// Long enough for a loaded machine, short enough to fail.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The strictest limit seen on streams of a connection.
-const STREAMS_PER_CONNECTION: u32 = 16;
+/// Less than a flood of waiting asks needs.
+const STREAMS_PER_CONNECTION: u32 = 72;
 
 /// How the hand-over socket behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,8 @@ pub enum HandOver {
 /// What happens to asks for leases, by the first word of their name.
 /// `wait...`: they wait. `deny...`: they are refused. Else they are granted at once.
 pub struct Ask {
-    pub updates: UnboundedSender<Result<v1::AcquireUpdate, Status>>,
+    /// Dropped with the answer, which ends the stream.
+    pub updates: Option<UnboundedSender<Result<v1::AcquireUpdate, Status>>>,
     pub lease: Option<u64>,
 }
 
@@ -63,12 +65,15 @@ pub struct Book {
     pub allocations_wait: bool,
     /// Allocates that arrived, in order.
     pub allocates: Vec<v1::AllocateRequest>,
-    pub waiting_allocates: u32,
+    /// Allocates that wait, by their names, and what ends the wait.
+    pub allocates_waiting: BTreeMap<u64, oneshot::Sender<()>>,
     /// Segments freed while the client still had them mapped or open.
     pub freed_too_early: Vec<u64>,
     pub withdrawn: Vec<u64>,
     pub released: Vec<u64>,
     pub closed: Vec<u64>,
+    /// Ask streams that the client dropped before their end, by the ask's name.
+    pub broken_asks: Vec<u64>,
 }
 
 /// The book, its lock, and a bell for every change.
@@ -188,11 +193,12 @@ impl Book {
             handover: HandOver::Right,
             allocations_wait: false,
             allocates: Vec::new(),
-            waiting_allocates: 0,
+            allocates_waiting: BTreeMap::new(),
             freed_too_early: Vec::new(),
             withdrawn: Vec::new(),
             released: Vec::new(),
             closed: Vec::new(),
+            broken_asks: Vec::new(),
         }
     }
 
@@ -220,7 +226,7 @@ impl Book {
         self.asks.is_empty()
             && self.leases.is_empty()
             && self.segments.is_empty()
-            && self.waiting_allocates == 0
+            && self.allocates_waiting.is_empty()
     }
 
     /// Grants an ask that waits.
@@ -238,7 +244,7 @@ impl Book {
         };
         let update = v1::acquire_update::Update::Granted(granted);
         // Where nobody listens any more, the withdrawal has crossed the grant.
-        let _ = ask.updates.send(Ok(v1::AcquireUpdate { update: Some(update) }));
+        let _ = ask.updates.take().unwrap().send(Ok(v1::AcquireUpdate { update: Some(update) }));
         self.leases.insert(lease);
     }
 }

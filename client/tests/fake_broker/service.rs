@@ -2,10 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use gpulease_client::proto::{self as v1, jobs_server};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
@@ -90,6 +92,12 @@ impl jobs_server::Jobs for Jobs {
     async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Answer<Self::AcquireStream> {
         let request = request.into_inner();
         let (updates, messages) = stream();
+        let messages: Self::AcquireStream = Box::pin(AskStream {
+            messages,
+            name: request.ask_name,
+            ended: false,
+            shared: Arc::clone(&self.shared),
+        });
         self.shared.change(|book| {
             let key = (book.session(request.session.clone())?, request.ask_name);
             if request.name.starts_with("deny") {
@@ -100,7 +108,7 @@ impl jobs_server::Jobs for Jobs {
             let waiting = v1::Waiting { ask_id: book.id(), position: 1, ..Default::default() };
             let update = v1::acquire_update::Update::Waiting(waiting);
             updates.send(Ok(v1::AcquireUpdate { update: Some(update) })).unwrap();
-            book.asks.insert(key, Ask { updates, lease: None });
+            book.asks.insert(key, Ask { updates: Some(updates), lease: None });
             if !request.name.starts_with("wait") {
                 book.grant(key);
             }
@@ -113,8 +121,18 @@ impl jobs_server::Jobs for Jobs {
         self.shared.change(|book| {
             let session = book.session(request.session)?;
             book.withdrawn.push(request.ask_name);
-            if let Some(lease) = book.asks.remove(&(session, request.ask_name)).and_then(|ask| ask.lease) {
-                book.leases.remove(&lease);
+            if let Some(ask) = book.asks.remove(&(session, request.ask_name)) {
+                if let Some(lease) = ask.lease {
+                    book.leases.remove(&lease);
+                }
+                let update = v1::acquire_update::Update::Denied(Self::denied("withdrawn"));
+                let told = |updates: UnboundedSender<_>| {
+                    updates.send(Ok(v1::AcquireUpdate { update: Some(update) }))
+                };
+                let _ = ask.updates.map(told);
+            }
+            if let Some(waiting) = book.allocates_waiting.remove(&request.ask_name) {
+                let _ = waiting.send(());
             }
             book.segments.retain(|_, segment| segment.acknowledged || segment.ask_name != request.ask_name);
             Ok(Response::new(v1::WithdrawReply {}))
@@ -174,15 +192,19 @@ impl jobs_server::Jobs for Jobs {
 
     async fn allocate(&self, request: Request<v1::AllocateRequest>) -> Answer<v1::AllocateReply> {
         let request = request.into_inner();
-        let waits = self.shared.change(|book| {
+        let withdrawal = self.shared.change(|book| {
             book.session(request.session.clone())?;
             book.allocates.push(request.clone());
-            book.waiting_allocates += u32::from(book.allocations_wait);
-            Ok::<_, Status>(book.allocations_wait)
+            let (withdraw, withdrawal) = oneshot::channel();
+            let waits = book.allocations_wait;
+            waits.then(|| book.allocates_waiting.insert(request.ask_name, withdraw));
+            Ok::<_, Status>(waits.then_some(withdrawal))
         })?;
-        if waits {
-            let _waiting = WaitingAllocate(Arc::clone(&self.shared));
-            return std::future::pending().await;
+        if let Some(withdrawal) = withdrawal {
+            let _waiting = WaitingAllocate(request.ask_name, Arc::clone(&self.shared));
+            let _ = withdrawal.await;
+            let outcome = Some(v1::allocate_reply::Outcome::Denied(Self::denied("withdrawn")));
+            return Ok(Response::new(v1::AllocateReply { outcome }));
         }
         self.shared.change(|book| {
             if request.bytes > 16 << 20 {
@@ -222,11 +244,37 @@ impl jobs_server::Jobs for Jobs {
     }
 }
 
-/// Counts an allocate that waits, until its caller gives it up.
-struct WaitingAllocate(Arc<Shared>);
+/// Forgets an allocate that waits when its caller is gone.
+struct WaitingAllocate(u64, Arc<Shared>);
 
 impl Drop for WaitingAllocate {
     fn drop(&mut self) {
-        self.0.change(|book| book.waiting_allocates -= 1);
+        self.1.change(|book| book.allocates_waiting.remove(&self.0));
+    }
+}
+
+/// Notes whether the client read it to its end.
+struct AskStream {
+    messages: Messages<v1::AcquireUpdate>,
+    name: u64,
+    ended: bool,
+    shared: Arc<Shared>,
+}
+
+impl Stream for AskStream {
+    type Item = Result<v1::AcquireUpdate, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = self.messages.as_mut().poll_next(cx);
+        self.ended |= matches!(next, Poll::Ready(None));
+        next
+    }
+}
+
+impl Drop for AskStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.shared.change(|book| book.broken_asks.push(self.name));
+        }
     }
 }
