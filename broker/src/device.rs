@@ -4,7 +4,12 @@
 //! the only one that calls it, since the calls can take milliseconds; the driver sends it
 //! [`Order`]s and receives [`Completion`]s.
 
+pub mod choice;
+pub(crate) mod claim;
 pub mod cuda;
+mod holders;
+pub mod host;
+pub(crate) mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -235,4 +240,6 @@ pub enum Done {
     Freed(SegmentId),
     /// They are not, after a time in which they should be; who is suspected.
     Unproven(SegmentId, Vec<Pid>),
+    /// The device is lost, and why: nothing more is made on it, and nothing that exists can be proven free.
+    Lost(String),
 }

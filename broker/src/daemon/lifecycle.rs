@@ -1,0 +1,112 @@
+//! The daemon as a process: its log, its signals, its service manager.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser as _;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::{Standing, StartError, runtime, serve};
+use crate::driver::Desk;
+use crate::settings::{Arguments, Log, LogFormat, Settings, Work};
+
+/// Bad configuration, as `sysexits.h` numbers it.
+const BAD_CONFIGURATION: u8 = 78;
+
+/// Runs the daemon as `gpuleased` does.
+pub(crate) fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let outcome =
+        Settings::load(&arguments).map_err(StartError::from).and_then(|settings| match arguments.work() {
+            Work::Serve => run(settings),
+            Work::Check => super::report::check(&settings),
+        });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpuleased: {error}");
+            ExitCode::from(BAD_CONFIGURATION)
+        }
+    }
+}
+
+fn run(settings: Settings) -> Result<(), StartError> {
+    start_log(&settings.log)?;
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(supervise(settings));
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    outcome
+}
+
+/// Serves until a signal says stop; a second one does not wait for anybody.
+pub(crate) async fn supervise(settings: Settings) -> Result<(), StartError> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (tell, stop) = tokio::sync::oneshot::channel::<()>();
+    let serving = serve(settings, announce, async { drop(stop.await) });
+    tokio::pin!(serving);
+    tokio::select! {
+        ended = &mut serving => return ended,
+        () = either(&mut terminate, &mut interrupt) => {}
+    }
+    notify(&[NotifyState::Stopping]);
+    drop(tell);
+    tokio::select! {
+        ended = &mut serving => ended,
+        () = either(&mut terminate, &mut interrupt) => Ok(()),
+    }
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}
+
+fn announce(standing: &Standing) {
+    for device in &standing.devices {
+        tracing::info!("{device}");
+    }
+    tracing::info!(socket = %standing.socket.display(), hold = "none", "ready; advisory against processes without a lease");
+    notify(&[NotifyState::Ready]);
+    if let Some(period) = sd_notify::watchdog_enabled() {
+        tokio::spawn(pat_watchdog(standing.desk.clone(), period / 2));
+    }
+}
+
+/// Tells the service manager that the driver answers.
+async fn pat_watchdog(desk: Desk, period: Duration) {
+    while desk.look().await.is_ok() {
+        notify(&[NotifyState::Watchdog]);
+        tokio::time::sleep(period).await;
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager could not be told");
+    }
+}
+
+fn start_log(log: &Log) -> Result<(), StartError> {
+    use tracing_subscriber::EnvFilter;
+    let level = log.level.as_deref().unwrap_or("info");
+    let filter = EnvFilter::try_new(level).map_err(|error| {
+        crate::settings::BadSetting(format!(
+            "{level:?} is no log level: {error}; write error, warn, info or debug"
+        ))
+    })?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match log.format {
+        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! What a daemon says of itself to the one who started it.
+
+use super::{StartError, devices, paths, raise_open_files};
+use crate::driver::DeviceFacts;
+use crate::settings::Settings;
+use crate::sockets::{Place, Rank};
+
+/// A device in one line.
+pub(super) fn device(facts: &DeviceFacts) -> String {
+    let description = &facts.description;
+    format!(
+        "device {}: {} ({}), {} of {} are leased",
+        facts.id, description.name, description.uuid, facts.capacity, description.total
+    )
+}
+
+/// Says what serving would do, and changes nothing.
+///
+/// # Errors
+/// When it could not be done.
+pub(super) fn check(settings: &Settings) -> Result<(), StartError> {
+    let paths = paths(settings, Rank::own())?;
+    Place::check(&paths)?;
+    let opened = devices::open(settings, raise_open_files())?;
+    for opened in &opened {
+        println!("{}", device(&opened.facts));
+    }
+    println!("sockets: {}, {} and {}", paths.jobs.display(), paths.handoff.display(), paths.admin.display());
+    println!("hold: none; against processes without a lease the broker is advisory");
+    Ok(())
+}

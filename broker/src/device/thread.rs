@@ -1,0 +1,180 @@
+//! The owner thread of a device: orders in, completions out.
+//!
+//! Memory that is taken back is asked after until it is proven free: at first within a fraction of
+//! a millisecond, since a process that just unmapped or died frees soon, then less and less often.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpulease_words::{Bytes, DeviceId, SegmentId};
+
+use super::{Completion, Device, Done, HandleKind, Order, Proof};
+
+const FIRST_LOOK: Duration = Duration::from_micros(200);
+const SLOWEST_LOOK: Duration = Duration::from_millis(50);
+const OVERDUE_LOOK: Duration = Duration::from_secs(1);
+
+/// A running owner thread. It ends when this is dropped, and takes the device with it.
+#[derive(Debug)]
+pub(crate) struct OwnerThread {
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OwnerThread {
+    /// Gives the device to a thread of its own, which reports by `report`.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread.
+    pub(crate) fn start(
+        id: DeviceId,
+        device: Box<dyn Device>,
+        report: impl Fn(Completion) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (orders, inbox) = channel();
+        let report = Box::new(move |done| report(Completion { device: id, done }));
+        let owner = Owner { device: Health::Sound(device), pending: BTreeMap::new(), report };
+        let thread =
+            std::thread::Builder::new().name(format!("device-{id}")).spawn(move || owner.run(&inbox))?;
+        Ok(Self { orders: Some(orders), thread: Some(thread) })
+    }
+
+    /// Orders something; what comes of it is reported.
+    pub(crate) fn order(&self, order: Order) {
+        let orders = self.orders.as_ref().expect("taken only by drop");
+        orders.send(order).expect("the owner thread outlives its orders and catches the device's panics");
+    }
+}
+
+impl Drop for OwnerThread {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+enum Health {
+    Sound(Box<dyn Device>),
+    /// It panicked: what it holds is unknown, so nothing more is asked of it and nothing credited.
+    Lost(String),
+}
+
+struct Pending {
+    due: Instant,
+    interval: Duration,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Expected,
+    Reported,
+}
+
+struct Owner {
+    device: Health,
+    pending: BTreeMap<SegmentId, Pending>,
+    report: Box<dyn Fn(Done) + Send>,
+}
+
+impl Owner {
+    fn run(mut self, inbox: &Receiver<Order>) {
+        loop {
+            match self.next_order(inbox) {
+                Ok(order) => self.carry_out(order),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.look_after_due();
+        }
+    }
+
+    fn next_order(&self, inbox: &Receiver<Order>) -> Result<Order, RecvTimeoutError> {
+        match self.pending.values().map(|pending| pending.due).min() {
+            Some(due) => inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        }
+    }
+
+    fn carry_out(&mut self, order: Order) {
+        match order {
+            Order::Create { segment, bytes, kind } => self.create(segment, bytes, kind),
+            Order::Handed(segment, process) => drop(self.call(|device| device.handed(segment, process))),
+            Order::Reclaim(segment) => {
+                self.call(|device| device.reclaim(segment));
+                self.look(segment, FIRST_LOOK);
+            }
+        }
+    }
+
+    fn create(&mut self, segment: SegmentId, bytes: Bytes, kind: HandleKind) {
+        let made = self.call(|device| device.create(segment, bytes, kind));
+        (self.report)(match made {
+            Some(Ok(handover)) => Done::Created(segment, handover),
+            Some(Err(why)) => Done::CreateFailed(segment, why),
+            None => Done::CreateFailed(segment, self.trouble()),
+        });
+    }
+
+    fn look_after_due(&mut self) {
+        let now = Instant::now();
+        let due: Vec<_> =
+            self.pending.iter().filter(|(_, p)| p.due <= now).map(|(s, p)| (*s, p.interval)).collect();
+        for (segment, interval) in due {
+            self.look(segment, (interval * 2).min(SLOWEST_LOOK));
+        }
+    }
+
+    /// Asks after a segment, and again after `interval` where it is not free yet.
+    fn look(&mut self, segment: SegmentId, interval: Duration) {
+        let reported = self.pending.remove(&segment).is_some_and(|p| p.stage == Stage::Reported);
+        let (interval, stage) = match self.call(|device| device.prove(segment)) {
+            Some(Proof::Freed) => return (self.report)(Done::Freed(segment)),
+            Some(Proof::NotYet) if reported => (OVERDUE_LOOK, Stage::Reported),
+            Some(Proof::NotYet) => (interval, Stage::Expected),
+            Some(Proof::Overdue(_)) if reported => (OVERDUE_LOOK, Stage::Reported),
+            Some(Proof::Overdue(suspects)) => {
+                (self.report)(Done::Unproven(segment, suspects));
+                (OVERDUE_LOOK, Stage::Reported)
+            }
+            None => return (self.report)(Done::Unproven(segment, Vec::new())),
+        };
+        self.pending.insert(segment, Pending { due: Instant::now() + interval, interval, stage });
+    }
+
+    /// Calls the device, `None` where it is lost; a panic loses it.
+    fn call<T>(&mut self, what: impl FnOnce(&mut dyn Device) -> T) -> Option<T> {
+        let Health::Sound(device) = &mut self.device else {
+            return None;
+        };
+        match catch_unwind(AssertUnwindSafe(|| what(&mut **device))) {
+            Ok(answer) => Some(answer),
+            Err(panic) => {
+                self.lose(&*panic);
+                None
+            }
+        }
+    }
+
+    fn lose(&mut self, panic: &(dyn std::any::Any + Send)) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        let why = format!("the device's code failed: {text}");
+        let lost = std::mem::replace(&mut self.device, Health::Lost(why.clone()));
+        // Its destructor could panic once more, and would give back memory that may still be mapped.
+        std::mem::forget(lost);
+        (self.report)(Done::Lost(why));
+    }
+
+    fn trouble(&self) -> String {
+        match &self.device {
+            Health::Sound(_) => String::new(),
+            Health::Lost(why) => why.clone(),
+        }
+    }
+}

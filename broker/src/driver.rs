@@ -1,0 +1,420 @@
+//! The driver: the one task that owns the arbiter.
+//!
+//! Everything that happens reaches it as a [`Command`] or as news of the [`World`]. It stamps the
+//! time, hands the event to the arbiter, and carries out the effects before it looks at anything
+//! else; nothing here awaits between a check and the act that rests on it.
+
+mod answers;
+mod chronicle;
+mod clock;
+mod command;
+mod desk;
+mod publication;
+mod requests;
+mod segments;
+mod sessions;
+mod view;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use gpulease_arbiter::{
+    Arbiter, Authority, Budgets, Denial, DeviceSpec, Effect, Event, Policy, RequestId, Time,
+};
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Uid};
+use tokio::sync::mpsc;
+
+pub(crate) use command::{
+    Access, AskUpdate, Departure, Grant, LeaseTerms, Opened, Refusal, Segment, SegmentWish, SessionNotice,
+    Shown, Standing, World,
+};
+pub(crate) use desk::{Ask, Desk};
+pub(crate) use view::{DeviceFacts, View};
+
+use crate::credentials::Secret;
+use crate::device::thread::OwnerThread;
+use crate::device::{Completion, Done};
+use crate::event_log::{EventLog, Facts};
+use crate::liveness::{Liveness, Process};
+use crate::tickets::Tickets;
+use crate::users::Names;
+use crate::witness::{Roster, Testimony};
+use clock::Clock;
+use command::{Body, Command, Left};
+use publication::Publication;
+use requests::{AskKey, Pending, Requests};
+use segments::Segments;
+use sessions::Sessions;
+
+/// Commands that may stand in the queue; more wait at their edges, in the order they came.
+const COMMANDS_QUEUED: usize = 1_024;
+
+/// Tickets of one user that nobody fetched yet: each keeps descriptors open in the broker.
+const TICKETS_PER_UID: u32 = 256;
+
+/// What the driver is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) policy: Policy,
+    pub(crate) budgets: Budgets,
+    /// The first group of the configuration that lists a user.
+    pub(crate) groups: BTreeMap<Uid, String>,
+    pub(crate) devices: Vec<(DeviceFacts, OwnerThread)>,
+    pub(crate) liveness: Arc<Liveness>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) names: Arc<Names>,
+    pub(crate) events: EventLog,
+    pub(crate) members: Roster,
+}
+
+/// Both ends of the way on which news of the world reach the driver.
+pub(crate) type WorldChannel = (mpsc::UnboundedSender<World>, mpsc::UnboundedReceiver<World>);
+
+/// The task's state.
+pub(crate) struct Driver {
+    clock: Clock,
+    arbiter: Arbiter,
+    commands: mpsc::Receiver<Command>,
+    world: mpsc::UnboundedReceiver<World>,
+    departures: mpsc::UnboundedSender<World>,
+    desk: Desk,
+    /// Events that effects gave rise to, each handed in once the effects before it are carried out.
+    backlog: VecDeque<Event>,
+    /// What is being handed to the arbiter, for the log where that fails.
+    current: Option<Event>,
+    requests: Requests,
+    sessions: Sessions,
+    segments: Segments,
+    leases: BTreeMap<LeaseId, LeaseRecord>,
+    processes: BTreeMap<ProcessId, Arc<Process>>,
+    /// The last that the witness said.
+    overheads: BTreeMap<(ProcessId, DeviceId), Bytes>,
+    facts: Vec<DeviceFacts>,
+    threads: Vec<OwnerThread>,
+    groups: BTreeMap<Uid, String>,
+    liveness: Arc<Liveness>,
+    names: Arc<Names>,
+    events: EventLog,
+    members: Roster,
+    publication: Publication,
+    mode: Mode,
+}
+
+/// What the driver keeps of a lease, from its grant until it is gone.
+#[derive(Debug)]
+struct LeaseRecord {
+    token: Secret,
+    /// What the event log says of it.
+    facts: Facts,
+    /// The ask that it was granted for, once its asker heard of it.
+    ask: Option<AskKey>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Serving,
+    Stopping,
+}
+
+impl Driver {
+    /// A driver of these parts, and the desk at which the edges ask it.
+    pub(crate) fn new(parts: Parts, (departures, world): WorldChannel) -> (Self, Desk) {
+        let specs: Vec<_> = parts.devices.iter().map(|(facts, _)| spec(facts)).collect();
+        let arbiter = Arbiter::new(parts.policy, parts.budgets, &specs);
+        let (facts, threads): (Vec<_>, Vec<_>) = parts.devices.into_iter().unzip();
+        let clock = Clock::start();
+        let publication = Publication::new(View::new(arbiter.snapshot(Time::START), facts.clone()));
+        let (sender, commands) = mpsc::channel(COMMANDS_QUEUED);
+        let desk = Desk::new(sender, departures.clone(), publication.views());
+        let driver = Self {
+            clock,
+            arbiter,
+            commands,
+            world,
+            departures,
+            desk: desk.clone(),
+            backlog: VecDeque::new(),
+            current: None,
+            requests: Requests::default(),
+            sessions: Sessions::default(),
+            segments: Segments::new(parts.tickets),
+            leases: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            overheads: BTreeMap::new(),
+            facts,
+            threads,
+            groups: parts.groups,
+            liveness: parts.liveness,
+            names: parts.names,
+            events: parts.events,
+            members: parts.members,
+            publication,
+            mode: Mode::Serving,
+        };
+        (driver, desk)
+    }
+
+    /// Serves until it is dropped.
+    pub(crate) async fn run(mut self) {
+        let timer = tokio::time::sleep_until(self.clock.instant(Time::START));
+        tokio::pin!(timer);
+        loop {
+            let wake = self.next_wake().map(|time| self.clock.instant(time));
+            if let Some(wake) = wake
+                && timer.deadline() != wake
+            {
+                timer.as_mut().reset(wake);
+            }
+            tokio::select! {
+                biased;
+                Some(news) = self.world.recv() => self.hear(news),
+                Some(command) = self.commands.recv() => self.take(command),
+                () = &mut timer, if wake.is_some() => self.wake(),
+            }
+            self.publish();
+        }
+    }
+
+    fn next_wake(&self) -> Option<Time> {
+        if self.mode == Mode::Stopping {
+            return self.publication.due();
+        }
+        let arbiter = self.arbiter.poll_timeout().map(|(time, _)| time);
+        arbiter.into_iter().chain(self.publication.due()).min()
+    }
+
+    fn wake(&mut self) {
+        let now = self.clock.now();
+        if self.arbiter.poll_timeout().is_some_and(|(time, _)| time <= now) {
+            self.current = None;
+            self.arbiter.handle_timeout(now);
+            self.carry_out_all(now);
+            self.work_off();
+        }
+    }
+
+    fn publish(&mut self) {
+        let now = self.clock.now();
+        let (arbiter, facts) = (&self.arbiter, &self.facts);
+        self.publication
+            .advance(now, arbiter.generation(), || View::new(arbiter.snapshot(now), facts.clone()));
+    }
+
+    /// Hands an event to the arbiter and carries out what it wants done.
+    fn step(&mut self, event: Event) {
+        self.backlog.push_back(event);
+        self.work_off();
+    }
+
+    fn work_off(&mut self) {
+        while let Some(event) = self.backlog.pop_front() {
+            let now = self.clock.now();
+            self.note_event(&event);
+            self.current = Some(event.clone());
+            self.arbiter.handle(now, event);
+            self.carry_out_all(now);
+        }
+    }
+
+    fn carry_out_all(&mut self, now: Time) {
+        let mut effects = Vec::new();
+        while let Some(effect) = self.arbiter.poll_effect() {
+            effects.push(effect);
+        }
+        self.trace(now, &effects);
+        for effect in effects {
+            self.note_effect(&effect);
+            self.carry_out(now, effect);
+        }
+        self.current = None;
+    }
+
+    /// The line from which a run can be replayed: the time, what was handed in, what came of it.
+    fn trace(&self, now: Time, effects: &[Effect]) {
+        let at = now.since_start().as_nanos();
+        match &self.current {
+            Some(event) => tracing::debug!(target: "gpulease::arbiter", at, ?event, ?effects),
+            None => tracing::debug!(target: "gpulease::arbiter", at, event = "Timeout", ?effects),
+        }
+    }
+
+    fn hear(&mut self, news: World) {
+        if self.mode == Mode::Stopping {
+            return;
+        }
+        match news {
+            World::Device(completion) => self.complete(completion),
+            World::Died(process) => self.bury(process),
+            World::Witness(device, testimony) => self.book(device, testimony),
+            World::Left(Left::Request(request)) => self.leave(request),
+            World::Left(Left::Stream(session, number)) => {
+                if self.sessions.detach(session, number) {
+                    self.step(Event::Adrift { session });
+                }
+            }
+            World::Claimed(segment) => {
+                if self.segments.is_out(segment) {
+                    self.step(Event::Claimed { segment });
+                }
+            }
+            World::Acknowledged(segment) => {
+                let request = self.segments.acknowledged(segment);
+                request.into_iter().for_each(|request| self.requests.forget_request(request));
+            }
+            World::Stop => self.stop(),
+        }
+    }
+
+    fn complete(&mut self, Completion { device, done }: Completion) {
+        match done {
+            Done::Created(segment, handover) => {
+                self.segments.made(segment, handover);
+                self.step(Event::Created { segment });
+            }
+            Done::CreateFailed(segment, why) => {
+                self.step(Event::CreateFailed { segment, why });
+                self.segments.forget(segment);
+            }
+            Done::Freed(segment) => {
+                self.step(Event::Freed { segment });
+                self.segments.forget(segment);
+            }
+            Done::Unproven(segment, suspects) => self.step(Event::Unproven { segment, suspects }),
+            Done::Lost(why) => {
+                tracing::error!(%device, why, "a device is lost");
+                self.device_facts(device).trouble = Some(why);
+                self.step(Event::DeviceLost { device });
+            }
+        }
+    }
+
+    fn bury(&mut self, process: ProcessId) {
+        if self.processes.contains_key(&process) {
+            self.step(Event::Died { process });
+            self.drop_process(process);
+        }
+    }
+
+    /// Takes the witness's word where it is a new one. What has grown is booked first, so that no byte is free in between.
+    fn book(&mut self, device: DeviceId, testimony: Testimony) {
+        let Testimony { used, off_book, overheads, strangers } = testimony;
+        let facts = self.device_facts(device);
+        if (&facts.used, &facts.strangers) != (&used, &strangers) {
+            (facts.used, facts.strangers) = (used, strangers);
+            self.publication.mark_stale();
+        }
+        let grown = off_book > self.device_facts(device).off_book;
+        if grown {
+            self.book_off_book(device, off_book);
+        }
+        let known = |process: &ProcessId| self.overheads.get(&(*process, device)).copied();
+        let mut changed: Vec<_> =
+            overheads.into_iter().filter(|(process, bytes)| known(process) != Some(*bytes)).collect();
+        changed.sort_by_key(|(process, bytes)| known(process) > Some(*bytes));
+        for (process, bytes) in changed {
+            if self.processes.contains_key(&process) {
+                self.overheads.insert((process, device), bytes);
+                self.step(Event::Overhead { process, device, bytes });
+            }
+        }
+        if !grown {
+            self.book_off_book(device, off_book);
+        }
+    }
+
+    fn book_off_book(&mut self, device: DeviceId, bytes: Option<Bytes>) {
+        let facts = self.device_facts(device);
+        if facts.off_book != bytes {
+            facts.off_book = bytes;
+            self.step(Event::OffBook { device, bytes });
+        }
+    }
+
+    /// A caller went away, perhaps after his answer was on its way.
+    fn leave(&mut self, request: RequestId) {
+        match self.requests.find(request) {
+            Some(Pending::Segment { .. }) => self.abandon(request),
+            Some(Pending::Ask { .. }) => {
+                drop(self.requests.take(request));
+                self.leave_unattended(request);
+            }
+            None => match self.segments.answer_to(request) {
+                Some(segment) => self.free_undelivered(segment),
+                None => self.leave_unattended(request),
+            },
+            Some(
+                Pending::Open { .. }
+                | Pending::Plain(_)
+                | Pending::Admit { .. }
+                | Pending::Lease(_)
+                | Pending::Amount(_)
+                | Pending::Unheard,
+            ) => {}
+        }
+    }
+
+    /// An older call's leaving means nothing where a newer one took its ask up.
+    fn leave_unattended(&mut self, request: RequestId) {
+        if let Some(AskKey { session, name }) = self.requests.key_of(request) {
+            self.requests.forget_request(request);
+            self.step(Event::Unattended { session, ask_name: name });
+        }
+    }
+
+    fn stop(&mut self) {
+        self.mode = Mode::Stopping;
+        self.requests.drain().for_each(|pending| pending.refuse(Refusal::Stopping));
+        self.sessions.end_streams();
+    }
+
+    fn take(&mut self, command: Command) {
+        let (request, caller, body) = match command {
+            Command::Look { reply } => return self.publication.look(reply),
+            Command::Ask { body, .. } if self.mode == Mode::Stopping => {
+                return body.refuse(Refusal::Stopping);
+            }
+            Command::Ask { request, caller, body } => (request, caller, body),
+        };
+        match body {
+            Body::Open { program, rejoin: None, reply } => self.open(request, caller, program, reply),
+            Body::Open { rejoin: Some(shown), reply, .. } => self.rejoin(&caller, &shown, reply),
+            Body::Session { shown, act } => match self.sessions.own(&shown, &caller) {
+                Some(_) if act.is_deserted() => {}
+                Some(_) => self.act(request, shown.session, act),
+                None => act.refuse(Denial::NoSuchSession.into()),
+            },
+            Body::End { authority, lease, reply } => {
+                let authority = match authority {
+                    Standing::User => Authority::User(caller.uid),
+                    Standing::Operator => Authority::Operator,
+                };
+                self.requests.insert(request, Pending::Amount(reply));
+                self.step(Event::Release { request, authority, lease });
+            }
+            Body::Recall { lease, bytes, within, reply } => {
+                self.requests.insert(request, Pending::Amount(reply));
+                self.step(Event::Recall { request, lease, bytes, within });
+            }
+        }
+    }
+
+    fn device_facts(&mut self, device: DeviceId) -> &mut DeviceFacts {
+        let found = self.facts.iter_mut().find(|facts| facts.id == device);
+        found.expect("news come only of devices that the broker has")
+    }
+}
+
+impl Drop for Driver {
+    /// A broken invariant ends the daemon, with what did it in the log: half a broker would grant what it cannot prove.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(event = ?self.current, "an invariant is broken; the broker ends");
+            std::process::abort();
+        }
+    }
+}
+
+fn spec(facts: &DeviceFacts) -> DeviceSpec {
+    let overhead_estimate = facts.description.overhead_estimate;
+    DeviceSpec { id: facts.id, capacity: facts.capacity, overhead_estimate }
+}

@@ -1,0 +1,203 @@
+//! What goes into the event log: sentences for people, made while the effects are carried out.
+
+use gpulease_arbiter::{Denial, Effect, Event, LeaseView, RequestId};
+use gpulease_words::{Bytes, DurationText, LeaseId, Pid, Reason, SegmentId, SessionId};
+
+use super::Driver;
+use super::clock::Clock;
+use super::requests::Pending;
+use crate::event_log::{Facts, Kind};
+
+impl Driver {
+    /// Before the event is handed in, so that what it ends can still be named.
+    pub(super) fn note_event(&self, event: &Event) {
+        match event {
+            Event::Adrift { session } => {
+                let facts = Facts { session: Some(*session), ..self.facts_of_session(*session) };
+                self.note(Kind::Adrift, format!("session {session} lost its stream and may rejoin"), facts);
+            }
+            Event::Rejoined { session } => {
+                let facts = Facts { session: Some(*session), ..self.facts_of_session(*session) };
+                self.note(Kind::Rejoined, format!("session {session} is back"), facts);
+            }
+            Event::Died { process } => {
+                let pid = self.processes.get(process).map(|process| process.pid());
+                let who = pid.map_or_else(|| process.to_string(), |pid| format!("process {pid}"));
+                self.note(Kind::Died, format!("{who} ended"), Facts { pid, ..Facts::default() });
+            }
+            Event::Freed { segment } => self.note_freed(*segment),
+            Event::Unproven { segment, suspects } => self.note_quarantined(*segment, suspects),
+            Event::CreateFailed { segment, why } => {
+                let device = self.segments.get(*segment).map(|known| known.device);
+                let facts = Facts { device, reason: Some(Reason::DeviceRefused), ..self.facts_of_segment(*segment) };
+                self.note(Kind::DeviceTrouble, format!("a device refused memory: {why}"), facts);
+            }
+            Event::OffBook { device, bytes } => {
+                let what = bytes.map_or("an unknown amount".to_owned(), |bytes| bytes.to_string());
+                let facts = Facts { device: Some(*device), bytes: *bytes, ..Facts::default() };
+                self.note(Kind::OffBook, format!("{what} of device {device} is taken by processes without a lease"), facts);
+            }
+            Event::DeviceLost { device } => {
+                let facts = Facts { device: Some(*device), reason: Some(Reason::DeviceLost), ..Facts::default() };
+                self.note(Kind::DeviceTrouble, format!("device {device} is lost; nothing more is granted on it"), facts);
+            }
+            // Their effects tell it.
+            Event::Open { .. }
+            | Event::Close { .. }
+            | Event::Acquire { .. }
+            | Event::Unattended { .. }
+            | Event::Withdraw { .. }
+            | Event::Join { .. }
+            | Event::Admit { .. }
+            | Event::Resize { .. }
+            | Event::Release { .. }
+            | Event::Allocate { .. }
+            | Event::Abandoned { .. }
+            | Event::Free { .. }
+            | Event::Recall { .. }
+            // Nothing that a person waits for.
+            | Event::Created { .. }
+            | Event::Claimed { .. }
+            | Event::Overhead { .. } => {}
+        }
+    }
+
+    /// Before the effect is carried out, so that the request it answers is still there.
+    pub(super) fn note_effect(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Opened { request, session } => {
+                let Some(Pending::Open { caller, .. }) = self.requests.find(*request) else { return };
+                let (pid, user) = (caller.process.pid(), self.names.known_or_number(caller.uid));
+                let facts = Facts {
+                    session: Some(*session),
+                    uid: Some(caller.uid),
+                    pid: Some(pid),
+                    ..Facts::default()
+                };
+                self.note(Kind::Opened, format!("process {pid} of {user} opened session {session}"), facts);
+            }
+            Effect::Denied { request, denial } => self.note_denied(*request, denial),
+            Effect::Queued { ask, .. } => {
+                let facts = Facts { ask: Some(*ask), ..Facts::default() };
+                self.note(Kind::Waiting, format!("ask {ask} waits in the line"), facts);
+            }
+            Effect::Granted { lease, .. } => {
+                self.record(*lease);
+                let waited = self.arbiter.lease(*lease).map(|view| view.waited).unwrap_or_default();
+                let after =
+                    if waited.is_zero() { String::new() } else { format!(" after {}", DurationText(waited)) };
+                self.note_lease(Kind::Granted, *lease, |what, facts| {
+                    format!("{what} of {} a device was granted{after}", facts.bytes.unwrap_or(Bytes::ZERO))
+                });
+            }
+            Effect::Joined { lease, .. } => {
+                self.note_lease(Kind::Joined, *lease, |what, _| format!("a process joined {what}"));
+            }
+            Effect::Released { lease, draining, .. } => self.note_lease(Kind::Released, *lease, |what, _| {
+                format!("{what} is given back; {draining} of it is still mapped")
+            }),
+            Effect::Recalled { lease, bytes, .. } => {
+                self.note_lease(Kind::Recalled, *lease, |what, _| {
+                    format!("{bytes} were asked back of {what}")
+                });
+            }
+            Effect::Allocated { segment, .. } => {
+                let facts = self.facts_of_segment(*segment);
+                let bytes = facts.bytes.unwrap_or(Bytes::ZERO);
+                self.note(Kind::Allocated, format!("segment {segment} of {bytes} was made"), facts);
+            }
+            Effect::Overdue { lease } => {
+                self.note_lease(Kind::Overdue, *lease, |what, _| format!("{what} is overdue"));
+            }
+            Effect::Done { .. }
+            | Effect::Resized { .. }
+            | Effect::Create { .. }
+            | Effect::Reclaim { .. }
+            | Effect::Notify { .. }
+            | Effect::LeaseGone { .. }
+            | Effect::SessionGone { .. }
+            | Effect::ProcessGone { .. } => {}
+        }
+    }
+
+    fn note_denied(&self, request: RequestId, denial: &Denial) {
+        let kind = match self.requests.find(request) {
+            Some(Pending::Ask { .. }) if matches!(denial, Denial::Withdrawn) => Kind::Withdrawn,
+            Some(Pending::Ask { .. }) => Kind::Denied,
+            Some(
+                Pending::Open { .. }
+                | Pending::Plain(_)
+                | Pending::Admit { .. }
+                | Pending::Lease(_)
+                | Pending::Amount(_)
+                | Pending::Segment { .. }
+                | Pending::Unheard,
+            )
+            | None => Kind::Refused,
+        };
+        let session = match self.requests.find(request) {
+            Some(Pending::Ask { key, .. }) => Some(key.session),
+            Some(Pending::Segment { session, .. }) => Some(*session),
+            _ => None,
+        };
+        let whose = session.map(|session| self.facts_of_session(session)).unwrap_or_default();
+        self.note(kind, denial.to_string(), Facts { reason: Some(denial.reason()), session, ..whose });
+    }
+
+    fn note_lease(&self, kind: Kind, lease: LeaseId, sentence: impl FnOnce(&str, &Facts) -> String) {
+        if let Some(record) = self.leases.get(&lease) {
+            let name = record.facts.name.as_deref().unwrap_or_default();
+            let what = format!("lease {lease} ({name})");
+            self.note(kind, sentence(&what, &record.facts), record.facts.clone());
+        }
+    }
+
+    fn note_freed(&self, segment: SegmentId) {
+        let facts = self.facts_of_segment(segment);
+        let bytes = facts.bytes.unwrap_or(Bytes::ZERO);
+        self.note(Kind::Freed, format!("{bytes} of segment {segment} are free again"), facts);
+    }
+
+    fn note_quarantined(&self, segment: SegmentId, suspects: &[Pid]) {
+        let facts = self.facts_of_segment(segment);
+        let bytes = facts.bytes.unwrap_or(Bytes::ZERO);
+        let pids: Vec<_> = suspects.iter().map(Pid::to_string).collect();
+        let who = if pids.is_empty() {
+            "by a process that cannot be named".to_owned()
+        } else {
+            format!("perhaps by process {}", pids.join(", "))
+        };
+        self.note(Kind::Quarantined, format!("{bytes} of segment {segment} are still held, {who}"), facts);
+    }
+
+    fn facts_of_session(&self, session: SessionId) -> Facts {
+        let known = self.sessions.get(session);
+        let pid = known.and_then(|known| self.processes.get(&known.process)).map(|process| process.pid());
+        Facts { uid: known.map(|known| known.uid), pid, ..Facts::default() }
+    }
+
+    fn facts_of_segment(&self, segment: SegmentId) -> Facts {
+        let Some(known) = self.segments.get(segment) else {
+            return Facts::default();
+        };
+        let lease = self.leases.get(&known.lease).map(|record| record.facts.clone()).unwrap_or_default();
+        Facts { lease: Some(known.lease), device: Some(known.device), bytes: Some(known.bytes), ..lease }
+    }
+
+    fn note(&self, kind: Kind, message: String, facts: Facts) {
+        self.events.write(Clock::unix_ms(), kind, message, facts);
+    }
+}
+
+pub(super) fn facts_of_lease(view: &LeaseView) -> Facts {
+    Facts {
+        lease: Some(view.id),
+        session: view.session,
+        uid: Some(view.uid),
+        pid: Some(view.pid),
+        device: view.devices.first().copied(),
+        bytes: Some(view.reserve),
+        name: Some(view.name.clone()),
+        ..Facts::default()
+    }
+}

@@ -1,0 +1,170 @@
+//! Segments from the order to make them to the proof that they are free: the descriptors on their
+//! way to the one who asked, and the ticket by which he fetches them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpulease_arbiter::RequestId;
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId, Uid};
+
+use super::command::Access;
+use crate::device::Handover;
+use crate::tickets::{Ticket, Tickets};
+
+/// One segment.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) lease: LeaseId,
+    pub(super) device: DeviceId,
+    pub(super) bytes: Bytes,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The device is at it.
+    Ordered,
+    /// Made, and not yet given to anyone.
+    Made(Handover),
+    /// A ticket is out.
+    Offered { to: Recipient, ticket: Ticket },
+    /// A CUDA IPC handle was told; nothing says whether it arrived.
+    Told { to: Recipient },
+    /// The process has it.
+    Delivered,
+    /// It is being taken back.
+    Reclaimed,
+}
+
+/// Who asked for a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recipient {
+    pub(super) request: RequestId,
+    pub(super) session: SessionId,
+    pub(super) uid: Uid,
+    pub(super) process: ProcessId,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Segments {
+    known: BTreeMap<SegmentId, Segment>,
+    offered: BTreeMap<Uid, u32>,
+    by_request: BTreeMap<RequestId, SegmentId>,
+    tickets: Arc<Tickets>,
+}
+
+impl Segments {
+    pub(super) fn new(tickets: Arc<Tickets>) -> Self {
+        Self { known: BTreeMap::new(), offered: BTreeMap::new(), by_request: BTreeMap::new(), tickets }
+    }
+
+    pub(super) fn get(&self, id: SegmentId) -> Option<&Segment> {
+        self.known.get(&id)
+    }
+
+    /// The session it was offered to and that has not acknowledged it.
+    pub(super) fn session_of(&self, id: SegmentId) -> Option<SessionId> {
+        match self.get(id)?.stage {
+            Stage::Offered { to, .. } | Stage::Told { to } => Some(to.session),
+            Stage::Ordered | Stage::Made(_) | Stage::Delivered | Stage::Reclaimed => None,
+        }
+    }
+
+    /// Whether it was given to a process and is not on its way back.
+    pub(super) fn is_out(&self, id: SegmentId) -> bool {
+        self.get(id).is_some_and(|segment| match segment.stage {
+            Stage::Offered { .. } | Stage::Told { .. } | Stage::Delivered => true,
+            Stage::Ordered | Stage::Made(_) | Stage::Reclaimed => false,
+        })
+    }
+
+    /// How many tickets of a user are open.
+    pub(super) fn offered(&self, uid: Uid) -> u32 {
+        self.offered.get(&uid).copied().unwrap_or(0)
+    }
+
+    /// The segment that this request got, unless its process has acknowledged it.
+    pub(super) fn answer_to(&self, request: RequestId) -> Option<SegmentId> {
+        self.by_request.get(&request).copied()
+    }
+
+    pub(super) fn order(&mut self, id: SegmentId, lease: LeaseId, device: DeviceId, bytes: Bytes) {
+        let before = self.known.insert(id, Segment { lease, device, bytes, stage: Stage::Ordered });
+        assert!(before.is_none(), "segment {id} is ordered twice");
+    }
+
+    /// The device made it. One that is being taken back already loses its descriptors here.
+    pub(super) fn made(&mut self, id: SegmentId, handover: Handover) {
+        let segment = self.get_mut(id);
+        match segment.stage {
+            Stage::Ordered => segment.stage = Stage::Made(handover),
+            Stage::Reclaimed => drop(handover),
+            Stage::Made(_) | Stage::Offered { .. } | Stage::Told { .. } | Stage::Delivered => {
+                panic!("segment {id} was made twice: {:?}", segment.stage)
+            }
+        }
+    }
+
+    /// Offers a made segment to the one who asked.
+    pub(super) fn offer(&mut self, id: SegmentId, to: Recipient) -> Access {
+        let tickets = self.tickets.clone();
+        let segment = self.get_mut(id);
+        let (stage, access) = match std::mem::replace(&mut segment.stage, Stage::Reclaimed) {
+            Stage::Made(Handover::Descriptors(chunks)) => {
+                let ticket = tickets.issue(id, to.process, Arc::new(chunks));
+                (Stage::Offered { to, ticket }, Access::Ticket(ticket))
+            }
+            Stage::Made(Handover::CudaIpc(handle)) => (Stage::Told { to }, Access::CudaIpc(handle)),
+            stage => panic!("segment {id} is handed over while {stage:?}"),
+        };
+        if matches!(stage, Stage::Offered { .. }) {
+            *self.offered.entry(to.uid).or_insert(0) += 1;
+        }
+        self.get_mut(id).stage = stage;
+        self.by_request.insert(to.request, id);
+        access
+    }
+
+    /// The process has its descriptors: the ticket is used up. Returns the request that this ends.
+    pub(super) fn acknowledged(&mut self, id: SegmentId) -> Option<RequestId> {
+        let offered = |segment: &Segment| matches!(segment.stage, Stage::Offered { .. });
+        self.known.get(&id).is_some_and(offered).then(|| self.leave_stage(id, Stage::Delivered))?
+    }
+
+    /// It is taken back: its ticket is void, its descriptors are closed. Returns the request that this ends.
+    pub(super) fn reclaim(&mut self, id: SegmentId) -> Option<RequestId> {
+        self.leave_stage(id, Stage::Reclaimed)
+    }
+
+    /// It is free, or never came to be.
+    pub(super) fn forget(&mut self, id: SegmentId) {
+        self.known.remove(&id);
+    }
+
+    fn leave_stage(&mut self, id: SegmentId, next: Stage) -> Option<RequestId> {
+        let request = match std::mem::replace(&mut self.get_mut(id).stage, next) {
+            Stage::Offered { to, ticket } => {
+                self.tickets.void(ticket);
+                self.withdraw_offer(to.uid);
+                to.request
+            }
+            Stage::Told { to } => to.request,
+            Stage::Ordered | Stage::Made(_) | Stage::Delivered | Stage::Reclaimed => return None,
+        };
+        self.by_request.remove(&request);
+        Some(request)
+    }
+
+    fn withdraw_offer(&mut self, uid: Uid) {
+        let count = self.offered.get_mut(&uid).expect("an offer was counted");
+        *count = count.checked_sub(1).expect("an offer was counted");
+        if *count == 0 {
+            self.offered.remove(&uid);
+        }
+    }
+
+    fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
+        self.known.get_mut(&id).unwrap_or_else(|| panic!("segment {id} is not known"))
+    }
+}

@@ -1,0 +1,196 @@
+//! The service for training jobs.
+
+use gpulease_arbiter::Denial;
+use gpulease_proto::v1;
+use gpulease_proto::v1::jobs_server::Jobs;
+use gpulease_words::{Bytes, LeaseId, Pid, SegmentId};
+use tonic::{Request, Response, Status};
+
+use super::decode::{rounded, segment_wish, session, terms};
+use super::encode::{denied, lease_info};
+use super::streams::{AskStream, SessionStream};
+use super::{Services, caller, status};
+use crate::driver::{Access, LeaseTerms, Refusal, Segment, Standing};
+use crate::kernel::command_name;
+use crate::liveness::{Caller, Unmet};
+use crate::text;
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Jobs for Services {
+    type OpenStream = SessionStream;
+    type AcquireStream = AskStream;
+
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<SessionStream> {
+        let caller = caller(&request)?;
+        let v1::OpenRequest { program, rejoin, .. } = request.into_inner();
+        let program =
+            if program.is_empty() { program_of(caller.process.pid()) } else { text::shown(&program) };
+        let rejoin = rejoin
+            .map(|reference| session(Some(reference)))
+            .transpose()
+            .map_err(|d| self.refused(d.into()))?;
+        tokio::spawn(self.clone().learn_name(caller.uid));
+        let opened =
+            self.desk.open(&caller, program, rejoin).await.map_err(|refusal| self.refused(refusal))?;
+        Ok(Response::new(SessionStream::new(opened, &self.about)))
+    }
+
+    async fn close(&self, request: Request<v1::CloseRequest>) -> Answer<v1::CloseReply> {
+        let caller = caller(&request)?;
+        let shown = session(request.into_inner().session).map_err(|denial| self.refused(denial.into()))?;
+        self.desk.close(&caller, shown).await.map_err(|refusal| self.refused(refusal))?;
+        Ok(Response::new(v1::CloseReply {}))
+    }
+
+    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Answer<AskStream> {
+        let caller = caller(&request)?;
+        let request = request.into_inner();
+        Ok(Response::new(
+            self.try_acquire(&caller, request)
+                .await
+                .unwrap_or_else(|refusal| AskStream::refused(denied(&refusal, &self.names))),
+        ))
+    }
+
+    async fn withdraw(&self, request: Request<v1::WithdrawRequest>) -> Answer<v1::WithdrawReply> {
+        let caller = caller(&request)?;
+        let v1::WithdrawRequest { session: reference, ask_name } = request.into_inner();
+        let shown = session(reference).map_err(|denial| self.refused(denial.into()))?;
+        self.desk.withdraw(&caller, shown, ask_name).await.map_err(|refusal| self.refused(refusal))?;
+        Ok(Response::new(v1::WithdrawReply {}))
+    }
+
+    async fn join(&self, request: Request<v1::JoinRequest>) -> Answer<v1::JoinReply> {
+        use v1::join_reply::Outcome;
+        let caller = caller(&request)?;
+        let outcome = match self.try_join(&caller, request.into_inner()).await {
+            Ok(terms) => Outcome::Lease(lease_info(terms)),
+            Err(refusal) => Outcome::Denied(denied(&refusal, &self.names)),
+        };
+        Ok(Response::new(v1::JoinReply { outcome: Some(outcome) }))
+    }
+
+    async fn admit(&self, request: Request<v1::AdmitRequest>) -> Answer<v1::AdmitReply> {
+        let caller = caller(&request)?;
+        let refusal = self.try_admit(&caller, request.into_inner()).await.err();
+        Ok(Response::new(v1::AdmitReply { denied: refusal.map(|refusal| denied(&refusal, &self.names)) }))
+    }
+
+    async fn resize(&self, request: Request<v1::ResizeRequest>) -> Answer<v1::ResizeReply> {
+        use v1::resize_reply::Outcome;
+        let caller = caller(&request)?;
+        let outcome = match self.try_resize(&caller, request.into_inner()).await {
+            Ok(terms) => Outcome::Lease(lease_info(terms)),
+            Err(refusal) => Outcome::Denied(denied(&refusal, &self.names)),
+        };
+        Ok(Response::new(v1::ResizeReply { outcome: Some(outcome) }))
+    }
+
+    async fn release(&self, request: Request<v1::ReleaseRequest>) -> Answer<v1::ReleaseReply> {
+        let caller = caller(&request)?;
+        Ok(Response::new(match self.try_release(&caller, request.into_inner()).await {
+            Ok(draining) => v1::ReleaseReply { denied: None, draining_bytes: draining.get() },
+            Err(refusal) => {
+                v1::ReleaseReply { denied: Some(denied(&refusal, &self.names)), draining_bytes: 0 }
+            }
+        }))
+    }
+
+    async fn allocate(&self, request: Request<v1::AllocateRequest>) -> Answer<v1::AllocateReply> {
+        use v1::allocate_reply::Outcome;
+        let caller = caller(&request)?;
+        let outcome = match self.try_allocate(&caller, request.into_inner()).await {
+            Ok(segment) => Outcome::Allocated(allocated(&segment)),
+            Err(refusal) => Outcome::Denied(denied(&refusal, &self.names)),
+        };
+        Ok(Response::new(v1::AllocateReply { outcome: Some(outcome) }))
+    }
+
+    async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
+        let caller = caller(&request)?;
+        let refusal = self.try_free(&caller, request.into_inner()).await.err();
+        Ok(Response::new(v1::FreeReply { denied: refusal.map(|refusal| denied(&refusal, &self.names)) }))
+    }
+}
+
+impl Services {
+    async fn try_acquire(&self, caller: &Caller, request: v1::AcquireRequest) -> Result<AskStream, Refusal> {
+        let shown = session(request.session.clone())?;
+        let ask_name = request.ask_name;
+        let program = if request.name.is_empty() { program_of(caller.process.pid()) } else { String::new() };
+        let ask = self.desk.acquire(caller, shown, ask_name, terms(request, &program)?).await?;
+        Ok(AskStream::follow(ask, self).await)
+    }
+
+    async fn try_join(&self, caller: &Caller, request: v1::JoinRequest) -> Result<LeaseTerms, Refusal> {
+        let shown = session(request.session)?;
+        self.desk.join(caller, shown, LeaseId::new(request.lease_id), request.token.to_vec()).await
+    }
+
+    async fn try_admit(&self, caller: &Caller, request: v1::AdmitRequest) -> Result<(), Refusal> {
+        const NONE: Denial = Denial::NotAllowed("no process of that number and of your user is running");
+        let shown = session(request.session)?;
+        let guest = self.liveness.find(Pid::new(request.pid)).map_err(|unmet| match unmet {
+            Unmet::Gone | Unmet::Hidden => NONE,
+            Unmet::Kernel(_) => Denial::NotAllowed("the broker cannot watch one more process now; try again"),
+        })?;
+        if guest.uid != caller.uid {
+            return Err(NONE.into());
+        }
+        let program = program_of(guest.process.pid());
+        self.desk.admit(caller, shown, LeaseId::new(request.lease_id), (guest, program)).await
+    }
+
+    async fn try_resize(&self, caller: &Caller, request: v1::ResizeRequest) -> Result<LeaseTerms, Refusal> {
+        let shown = session(request.session)?;
+        let sizes = (rounded(request.reserve_bytes), rounded(request.limit_bytes));
+        self.desk.resize(caller, shown, LeaseId::new(request.lease_id), sizes).await
+    }
+
+    async fn try_release(&self, caller: &Caller, request: v1::ReleaseRequest) -> Result<Bytes, Refusal> {
+        let lease = LeaseId::new(request.lease_id);
+        match request.session {
+            Some(reference) => self.desk.release(caller, session(Some(reference))?, lease).await,
+            None => self.desk.end(caller, Standing::User, lease).await,
+        }
+    }
+
+    async fn try_allocate(&self, caller: &Caller, request: v1::AllocateRequest) -> Result<Segment, Refusal> {
+        let wish = segment_wish(&request)?;
+        self.desk.allocate(caller, session(request.session)?, wish).await
+    }
+
+    async fn try_free(&self, caller: &Caller, request: v1::FreeRequest) -> Result<(), Refusal> {
+        let shown = session(request.session)?;
+        self.desk
+            .free(caller, shown, LeaseId::new(request.lease_id), SegmentId::new(request.segment_id))
+            .await
+    }
+
+    fn refused(&self, refusal: Refusal) -> Status {
+        match refusal {
+            Refusal::Denied(denial) => status(&super::encode::with_names(&denial, &self.names).into()),
+            Refusal::Stopping => status(&refusal),
+        }
+    }
+
+    async fn learn_name(self, uid: gpulease_words::Uid) {
+        self.names.prepare([uid]).await;
+    }
+}
+
+fn program_of(pid: Pid) -> String {
+    let name = command_name(pid).map(|name| text::shown(&name));
+    name.filter(|name| !name.trim().is_empty()).unwrap_or_else(|| format!("pid-{pid}"))
+}
+
+fn allocated(segment: &Segment) -> v1::Allocated {
+    use v1::allocated::Handle;
+    let handle = match &segment.access {
+        Access::Ticket(ticket) => Handle::Ticket(ticket.bytes().to_vec().into()),
+        Access::CudaIpc(handle) => Handle::CudaIpcHandle(handle.0.to_vec().into()),
+    };
+    v1::Allocated { segment_id: segment.segment.get(), bytes: segment.bytes.get(), handle: Some(handle) }
+}

@@ -1,0 +1,237 @@
+//! The two streams of a job: its session's, and that of an ask.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gpulease_proto::refusal::refusal;
+use gpulease_proto::v1;
+use gpulease_proto::v1::acquire_update::Update;
+use gpulease_proto::v1::session_message::Message;
+use gpulease_words::{AskId, Reason};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::Stream;
+use tonic::{Code, Status};
+
+use super::encode::{denied, indices, millis};
+use super::waiting::{self, Standing};
+use super::{About, Services};
+use crate::driver::{Ask, AskUpdate, Departure, Grant, Opened, SessionNotice, View};
+
+/// Between two updates of one ask.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A session's stream. The session is adrift when this is dropped.
+#[derive(Debug)]
+pub struct SessionStream {
+    first: Option<v1::Opened>,
+    opened: Opened,
+    ended: bool,
+}
+
+impl SessionStream {
+    pub(super) fn new(opened: Opened, about: &About) -> Self {
+        let reference = v1::SessionRef {
+            session_id: opened.session.get(),
+            secret: opened.secret.bytes().to_vec().into(),
+        };
+        let first = v1::Opened {
+            session: Some(reference),
+            broker_version: env!("CARGO_PKG_VERSION").to_owned(),
+            broker_pid: std::process::id(),
+            handoff_socket: about.handoff.display().to_string(),
+            devices: about.devices.clone(),
+            unattended_grace_ms: millis(about.unattended_grace),
+            adrift_grace_ms: millis(about.adrift_grace),
+        };
+        Self { first: Some(first), opened, ended: false }
+    }
+}
+
+impl Stream for SessionStream {
+    type Item = Result<v1::SessionMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let message = match self.first.take() {
+            Some(first) => Message::Opened(first),
+            None if self.ended => return Poll::Ready(None),
+            None => match std::task::ready!(self.opened.notices.poll_recv(cx)) {
+                Some(notice) => notice_message(notice),
+                None => {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(stream_over())));
+                }
+            },
+        };
+        Poll::Ready(Some(Ok(v1::SessionMessage { message: Some(message) })))
+    }
+}
+
+/// The driver let go of the stream: the broker stops, the session was closed or taken up by a newer
+/// stream, or notices were left unread.
+fn stream_over() -> Status {
+    refusal(
+        Code::Unavailable,
+        Reason::Stopping,
+        "the broker ended this stream; rejoin the session, or open a new one",
+    )
+}
+
+fn notice_message(notice: SessionNotice) -> Message {
+    match notice {
+        SessionNotice::Recall { lease, device, bytes, within } => Message::Recall(v1::RecallNotice {
+            lease_id: lease.get(),
+            device_index: device.get(),
+            bytes: bytes.get(),
+            deadline_in_ms: millis(within),
+        }),
+        SessionNotice::Ended { lease, denial } => Message::LeaseEnded(v1::LeaseEnded {
+            lease_id: lease.get(),
+            reason: denial.reason().word().to_owned(),
+            message: denial.to_string(),
+        }),
+    }
+}
+
+/// An ask's stream. Dropping it before its end tells the driver that it broke.
+#[derive(Debug)]
+pub struct AskStream {
+    ready: Option<v1::AcquireUpdate>,
+    following: Option<mpsc::Receiver<Result<v1::AcquireUpdate, Status>>>,
+    departure: Option<Departure>,
+}
+
+impl AskStream {
+    pub(super) fn refused(denied: v1::Denied) -> Self {
+        Self { ready: Some(update(Update::Denied(denied))), following: None, departure: None }
+    }
+
+    /// Waits for the first word on the ask, which comes at once, and follows it from there on.
+    pub(super) async fn follow(ask: Ask, services: &Services) -> Self {
+        let (departure, mut updates) = ask.into_parts();
+        let first = updates.recv().await;
+        let departure = Some(departure);
+        match first {
+            Some(AskUpdate::Queued(ask)) => {
+                let (sender, following) = mpsc::channel(1);
+                tokio::spawn(
+                    Follower { ask, services: services.clone(), told: None, out: sender }.run(updates),
+                );
+                Self { ready: None, following: Some(following), departure }
+            }
+            Some(AskUpdate::Granted(grant)) => {
+                Self { ready: Some(update(Update::Granted(granted(grant)))), following: None, departure }
+            }
+            Some(AskUpdate::Refused(refusal)) => Self::refused(denied(&refusal, &services.names)),
+            None => Self { ready: None, following: None, departure: None },
+        }
+    }
+}
+
+impl Stream for AskStream {
+    type Item = Result<v1::AcquireUpdate, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(ready) = self.ready.take() {
+            return Poll::Ready(Some(Ok(ready)));
+        }
+        let next = match &mut self.following {
+            Some(following) => std::task::ready!(following.poll_recv(cx)),
+            None => None,
+        };
+        if next.is_none() {
+            // All is told: the stream ends in good order.
+            self.departure.iter_mut().for_each(Departure::disarm);
+        }
+        Poll::Ready(next)
+    }
+}
+
+fn update(update: Update) -> v1::AcquireUpdate {
+    v1::AcquireUpdate { update: Some(update) }
+}
+
+fn granted(grant: Grant) -> v1::Granted {
+    v1::Granted {
+        lease_id: grant.terms.lease.get(),
+        token: grant.token.bytes().to_vec().into(),
+        device_indices: indices(&grant.terms.devices),
+        reserve_bytes: grant.terms.reserve.get(),
+        limit_bytes: grant.terms.limit.get(),
+        waited_ms: millis(grant.waited),
+    }
+}
+
+/// Tells a waiting asker how it stands, whenever that changes, until there is an outcome.
+struct Follower {
+    ask: AskId,
+    services: Services,
+    told: Option<Standing>,
+    out: mpsc::Sender<Result<v1::AcquireUpdate, Status>>,
+}
+
+type Updates = mpsc::UnboundedReceiver<AskUpdate>;
+
+impl Follower {
+    async fn run(mut self, mut updates: Updates) {
+        let mut views = self.services.desk.views();
+        views.mark_unchanged();
+        let desk = self.services.desk.clone();
+        let out = self.out.clone();
+        let outcome = tokio::select! {
+            biased;
+            outcome = outcome(&mut updates) => outcome,
+            () = out.closed() => return,
+            () = async {
+                if let Ok((view, _)) = desk.look().await {
+                    self.show(&view).await;
+                }
+                self.keep_showing(&mut views).await;
+            } => return,
+        };
+        let last = match outcome {
+            Some(AskUpdate::Granted(grant)) => Ok(update(Update::Granted(granted(grant)))),
+            Some(AskUpdate::Refused(refusal)) => {
+                Ok(update(Update::Denied(denied(&refusal, &self.services.names))))
+            }
+            Some(AskUpdate::Queued(_)) | None => {
+                Err(Status::aborted("a newer call of the same name follows this ask"))
+            }
+        };
+        drop(self.out.send(last).await);
+    }
+
+    async fn keep_showing(&mut self, views: &mut watch::Receiver<Arc<View>>) {
+        loop {
+            tokio::time::sleep(UPDATE_INTERVAL).await;
+            if views.changed().await.is_err() {
+                return;
+            }
+            let view = views.borrow_and_update().clone();
+            self.show(&view).await;
+        }
+    }
+
+    async fn show(&mut self, view: &Arc<View>) {
+        self.services.names.prepare(waiting::users_of(view, self.ask)).await;
+        let Some(standing) = Standing::of(view, self.ask, &self.services.names) else {
+            return;
+        };
+        if self.told.as_ref() != Some(&standing) {
+            let message = standing.message(view);
+            self.told = Some(standing);
+            drop(self.out.send(Ok(update(Update::Waiting(message)))).await);
+        }
+    }
+}
+
+/// The word that ends the waiting; `None` where a newer call took the ask over.
+async fn outcome(updates: &mut Updates) -> Option<AskUpdate> {
+    loop {
+        match updates.recv().await {
+            Some(AskUpdate::Queued(_)) => {}
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! How an ask stands in the line: numbers, who holds what it lacks, and a sentence.
+
+use gpulease_arbiter::{AskView, LeaseView, Time};
+use gpulease_proto::v1;
+use gpulease_words::{AskId, Bytes, Reason, Uid};
+
+use super::encode::{account_path, millis};
+use crate::driver::View;
+use crate::users::Names;
+
+/// What an asker is told; an update is sent when it differs from the last.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Standing {
+    ask: AskId,
+    position: u32,
+    short_by: Bytes,
+    reason: Reason,
+    sentence: String,
+    holders: Vec<v1::Holder>,
+}
+
+/// Everyone whose name an ask's standing shows.
+pub(super) fn users_of(view: &View, ask: AskId) -> Vec<Uid> {
+    let device = view.ask(ask).and_then(|(_, ask)| ask.device);
+    let account = view.ask(ask).map(|(_, ask)| ask.uid);
+    view.holders(device).map(|(lease, _)| lease.uid).chain(account).collect()
+}
+
+impl Standing {
+    /// How the ask stands, or `None` where it waits no longer.
+    pub(super) fn of(view: &View, ask: AskId, names: &Names) -> Option<Self> {
+        let (position, asked) = view.ask(ask)?;
+        let holders: Vec<_> =
+            view.holders(asked.device).map(|(lease, bytes)| holder(lease, bytes, names)).collect();
+        let sentence = sentence(position, asked, &holders, names);
+        Some(Self { ask, position, short_by: asked.short_by, reason: asked.reason, sentence, holders })
+    }
+
+    /// The message, with the times of this view.
+    pub(super) fn message(&self, view: &View) -> v1::Waiting {
+        let asked = view.ask(self.ask).map(|(_, asked)| asked);
+        let now = view.snapshot.at;
+        v1::Waiting {
+            ask_id: self.ask.get(),
+            position: self.position,
+            short_by_bytes: self.short_by.get(),
+            reason: self.reason.word().to_owned(),
+            message: self.sentence.clone(),
+            holders: self.holders.clone(),
+            at_latest_ms: asked.and_then(|asked| at_latest(asked, now)),
+            waited_ms: asked.map_or(0, |asked| millis(now.since(asked.since))),
+        }
+    }
+}
+
+fn at_latest(asked: &AskView, now: Time) -> Option<u64> {
+    asked.deadline.map(|deadline| millis(deadline.since(now)))
+}
+
+fn holder(lease: &LeaseView, bytes: Bytes, names: &Names) -> v1::Holder {
+    v1::Holder {
+        lease_id: lease.id.get(),
+        name: lease.name.clone(),
+        user: names.known_or_number(lease.uid),
+        uid: lease.uid.get(),
+        pid: lease.pid.get(),
+        bytes: bytes.get(),
+    }
+}
+
+/// Why it waits, in numbers.
+pub(super) fn sentence(position: u32, asked: &AskView, holders: &[v1::Holder], names: &Names) -> String {
+    let place = match asked.device {
+        Some(device) => format!("on device {device}"),
+        None => "here".to_owned(),
+    };
+    let short_by = asked.short_by;
+    match asked.reason {
+        Reason::NoRoom => format!("{short_by} are missing {place}{}", held_by(holders)),
+        Reason::AccountLimit => {
+            let account =
+                asked.account.as_deref().map_or("its account".into(), |path| account_path(path, names));
+            format!(
+                "{account} is at its limit, {short_by} over with this; it moves when that account gives something back"
+            )
+        }
+        Reason::BehindOthers => {
+            format!("there is room {place}, but {} before it in the line are due first", asks(position - 1))
+        }
+        Reason::Barrier => {
+            format!(
+                "an ask that has waited too long collects what is free {place}; {short_by} are missing beside it"
+            )
+        }
+        Reason::Draining => {
+            format!(
+                "{short_by} are missing {place} that were given back and are on their way through the driver"
+            )
+        }
+        other => format!("it waits: {other}"),
+    }
+}
+
+fn asks(count: u32) -> String {
+    if count == 1 { "1 ask".to_owned() } else { format!("{count} asks") }
+}
+
+fn held_by(holders: &[v1::Holder]) -> String {
+    let named = holders.iter().take(3).map(|holder| {
+        let v1::Holder { lease_id, name, user, bytes, .. } = holder;
+        format!("L{lease_id} ({name}, {user}) holds {}", Bytes::new(*bytes))
+    });
+    let named: Vec<_> = named.collect();
+    if named.is_empty() { String::new() } else { format!("; {}", named.join(", ")) }
+}

@@ -1,0 +1,110 @@
+//! Why one ask waits or one lease is as it is.
+
+use gpulease_arbiter::{AskView, LeaseState, LeaseView, Time};
+use gpulease_proto::v1;
+use gpulease_words::{AskId, Bytes, DurationText, LeaseId, Pid, Reason};
+
+use super::waiting::{Standing, sentence};
+use crate::driver::View;
+use crate::users::Names;
+
+/// Why an ask waits; `None` where it does not.
+pub(super) fn ask(view: &View, now: Time, id: AskId, names: &Names) -> Option<v1::Why> {
+    let (position, asked) = view.ask(id)?;
+    let waiting = Standing::of(view, id, names)?.message(view);
+    let user = names.known_or_number(asked.uid);
+    let waited = DurationText(now.since(asked.since));
+    let what = match asked.lease {
+        Some(lease) => format!("{} more for lease {lease}", asked.reserve),
+        None => format!("{} on {}", asked.reserve, devices(asked.devices_wanted)),
+    };
+    let summary = format!(
+        "{id} ({}, {user}) waits for {what}, {waited} so far; it is number {position} in the line",
+        asked.name
+    );
+    let mut details = vec![sentence(position, asked, &waiting.holders, names)];
+    details.extend(waiting.holders.iter().map(held));
+    details.extend(next_step(asked, now));
+    details.push(help(asked));
+    Some(v1::Why { summary, details, waiting: Some(waiting) })
+}
+
+fn devices(count: u32) -> String {
+    if count == 1 { "one device".to_owned() } else { format!("each of {count} devices") }
+}
+
+fn held(holder: &v1::Holder) -> String {
+    let v1::Holder { lease_id, name, user, pid, bytes, .. } = holder;
+    format!("L{lease_id} ({name}) of {user}, process {pid}, holds {} there", Bytes::new(*bytes))
+}
+
+fn next_step(asked: &AskView, now: Time) -> Vec<String> {
+    let barrier = if asked.barrier {
+        "it has waited so long that nothing may overtake it any more".to_owned()
+    } else {
+        format!("in {} nothing may overtake it any more", DurationText(asked.barrier_at.since(now)))
+    };
+    let deadline = asked
+        .deadline
+        .map(|deadline| format!("in {} it gives up, as it was asked to", DurationText(deadline.since(now))));
+    std::iter::once(barrier).chain(deadline).collect()
+}
+
+fn help(asked: &AskView) -> String {
+    match asked.reason {
+        Reason::AccountLimit => {
+            "it would help to release another lease of that account, or to ask the operator for a larger limit".to_owned()
+        }
+        Reason::NoRoom | Reason::Barrier => {
+            format!("it would help to ask for {} less, or to ask a holder to release", asked.short_by)
+        }
+        _ => "it needs nothing but time".to_owned(),
+    }
+}
+
+/// How a lease stands; `None` where there is none of that id.
+pub(super) fn lease(view: &View, now: Time, id: LeaseId, names: &Names) -> Option<v1::Why> {
+    let lease = view.lease(id)?;
+    let user = names.known_or_number(lease.uid);
+    let age = DurationText(now.since(lease.granted_at));
+    let summary =
+        format!("{id} ({}, {user}) is {} and was granted {age} ago", lease.name, lease.state.word());
+    Some(v1::Why { summary, details: lease_details(lease), waiting: None })
+}
+
+fn lease_details(lease: &LeaseView) -> Vec<String> {
+    let mut details = vec![
+        format!(
+            "it has {} set aside and holds {} in {} segments; it may grow to {} a device",
+            lease.set_aside, lease.held, lease.segments, lease.limit
+        ),
+        format!(
+            "contexts and libraries of its {} member processes take {}",
+            lease.members.len(),
+            lease.overhead
+        ),
+    ];
+    if lease.state == LeaseState::Draining {
+        details.push(format!(
+            "it is given back; {} come free as its members unmap or end, {} could not be proven free",
+            lease.draining, lease.quarantined
+        ));
+    }
+    if !lease.suspects.is_empty() {
+        let pids: Vec<_> = lease.suspects.iter().map(Pid::to_string).collect();
+        details.push(format!(
+            "process {} may still map memory of it; end it to free the bytes",
+            pids.join(", ")
+        ));
+    }
+    if lease.adrift {
+        details.push("its owner's stream is broken; the owner may rejoin".to_owned());
+    }
+    if lease.overdue {
+        details.push("it is overdue and gets no growth until it gives surplus back".to_owned());
+    }
+    if !lease.used {
+        details.push("no process has fetched memory of it yet".to_owned());
+    }
+    details
+}

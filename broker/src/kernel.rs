@@ -1,0 +1,113 @@
+//! What the kernel says of a process.
+
+use std::fs;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+
+use gpulease_words::{Gid, Pid, Uid};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::PidfdFlags;
+
+use crate::liveness::Unmet;
+
+/// Linux 6.5 and later; neither libc nor rustix has it for every platform yet.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// Who connected, at the time of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credentials {
+    /// `None`: it is in a pid namespace that the broker cannot see.
+    pub(crate) pid: Option<Pid>,
+    pub(crate) uid: Uid,
+    pub(crate) gid: Gid,
+}
+
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> Result<Credentials, Unmet> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    option(socket, libc::SO_PEERCRED, &mut found)?;
+    let pid = u32::try_from(found.pid).ok().filter(|pid| *pid != 0).map(Pid::new);
+    Ok(Credentials { pid, uid: Uid::new(found.uid), gid: Gid::new(found.gid) })
+}
+
+/// The number of a socket's peer, for people.
+pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> Option<Pid> {
+    peer(socket).ok()?.pid
+}
+
+/// The pidfd of a socket's peer: straight from the socket where the kernel has it, else by number.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>, pid: Pid) -> Result<OwnedFd, Unmet> {
+    let mut fd: libc::c_int = -1;
+    match option(socket, SO_PEERPIDFD, &mut fd) {
+        // SAFETY: the kernel just made this descriptor for us, so nobody else owns it.
+        Ok(()) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(Errno::NOPROTOOPT) => pidfd(pid),
+        // A peer that is dead and reaped; some kernels say so here.
+        Err(Errno::SRCH | Errno::INVAL | Errno::NODATA) => Err(Unmet::Gone),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result<(), Errno> {
+    let size = size_of::<T>();
+    let mut length = libc::socklen_t::try_from(size).expect("a few bytes");
+    let place = std::ptr::from_mut(value).cast();
+    // SAFETY: getsockopt writes at most `length` bytes at `place`, which is a T of that size, and any bytes make one.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, place, &raw mut length) };
+    if rc != 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    if usize::try_from(length).is_ok_and(|n| n == size) { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+pub(crate) fn pidfd(pid: Pid) -> Result<OwnedFd, Unmet> {
+    let number = i32::try_from(pid.get()).ok().and_then(rustix::process::Pid::from_raw).ok_or(Unmet::Gone)?;
+    match rustix::process::pidfd_open(number, PidfdFlags::empty()) {
+        Ok(fd) => Ok(fd),
+        // INVAL: a thread's number, not a process's.
+        Err(Errno::SRCH | Errno::INVAL) => Err(Unmet::Gone),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub(crate) fn is_dead(pidfd: &OwnedFd) -> Result<bool, Unmet> {
+    let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
+    let ready = rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(ready > 0)
+}
+
+/// Clock ticks from the boot to the start of the process.
+pub(crate) fn start_time(pid: Pid) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command stands in brackets and may itself have brackets and spaces; the start is the 20th field after it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The user and group it runs as.
+pub(crate) fn owner(pid: Pid) -> Option<(Uid, Gid)> {
+    let stat = fs::metadata(format!("/proc/{pid}")).ok()?;
+    Some((Uid::new(stat.uid()), Gid::new(stat.gid())))
+}
+
+/// The name of its command, at most 15 letters; never blocks on the process itself, as its command line would.
+pub(crate) fn command_name(pid: Pid) -> Option<String> {
+    let bytes = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let name = String::from_utf8_lossy(&bytes);
+    Some(name.trim_end_matches('\n').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_process_is_read_right() {
+        let own = Pid::new(std::process::id());
+        assert!(start_time(own).is_some_and(|ticks| ticks > 0));
+        assert!(command_name(own).is_some_and(|name| !name.is_empty() && !name.contains('\n')));
+        assert!(!is_dead(&pidfd(own).expect("it lives")).expect("polled"));
+        assert!(matches!(pidfd(Pid::new(0)), Err(Unmet::Gone)));
+        assert!(matches!(pidfd(Pid::new(u32::MAX)), Err(Unmet::Gone)));
+    }
+}

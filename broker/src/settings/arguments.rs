@@ -1,0 +1,103 @@
+//! The command line of `gpuleased`, and the environment behind it.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use gpulease_words::Size;
+
+use super::LogFormat;
+use crate::device::choice::DeviceChoice;
+use crate::sockets::Rank;
+
+/// Owns the memory of this host's GPUs and leases it to jobs.
+#[derive(Clone, Debug, Default, Parser)]
+#[command(name = "gpuleased", version, max_term_width = 100)]
+pub(crate) struct Arguments {
+    /// The configuration file
+    #[arg(long, value_name = "FILE", env = "GPULEASED_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// A device to serve, more than once for several: auto (every GPU, or host:8GiB where there is none), cuda:N, host:SIZE
+    #[arg(long = "device", value_name = "DEVICE", env = "GPULEASED_DEVICES", value_delimiter = ',')]
+    pub(crate) devices: Vec<DeviceChoice>,
+    /// How much of each device is leased: an amount like 60GiB, or a share like 90%
+    #[arg(long, value_name = "SIZE|PERCENT", env = "GPULEASED_CAPACITY")]
+    pub(crate) capacity: Option<Size>,
+    /// The job socket; the others are made beside it
+    #[arg(long, value_name = "PATH", env = "GPULEASE_SOCKET")]
+    pub(crate) socket: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, or directives like info,gpulease::arbiter=debug
+    #[arg(long, value_name = "LEVEL", env = "GPULEASED_LOG")]
+    pub(crate) log: Option<String>,
+    /// The form of the log
+    #[arg(long, value_name = "FORM", env = "GPULEASED_LOG_FORMAT", value_enum)]
+    pub(crate) log_format: Option<LogFormat>,
+    /// Check the configuration, the devices and the place of the sockets, say what would be done, and end
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// What the daemon is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// To serve.
+    Serve,
+    /// To say what serving would do.
+    Check,
+}
+
+impl Arguments {
+    pub(crate) const fn work(&self) -> Work {
+        if self.check { Work::Check } else { Work::Serve }
+    }
+
+    /// The file to read: the one that is named, or the usual one where it exists.
+    pub(super) fn config_path(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| usual_config().filter(|path| path.exists()))
+    }
+}
+
+fn usual_config() -> Option<PathBuf> {
+    match Rank::own() {
+        Rank::Root => Some(PathBuf::from("/etc/gpulease/gpuleased.toml")),
+        Rank::User => {
+            let home = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+            let folder = home("XDG_CONFIG_HOME").or_else(|| home("HOME").map(|home| home.join(".config")));
+            folder.map(|folder| Path::new(&folder).join("gpulease/gpuleased.toml"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error() {
+        for bad in [
+            &["gpuleased", "--device", "gpu"] as &[_],
+            &["gpuleased", "--capacity", "8"],
+            &["gpuleased", "--log-format", "xml"],
+            &["gpuleased", "--hold", "all"],
+            &["gpuleased", "extra"],
+        ] {
+            let error = Arguments::try_parse_from(bad).expect_err("nonsense");
+            assert_eq!(error.exit_code(), 2, "{bad:?}");
+        }
+        let good = Arguments::try_parse_from([
+            "gpuleased",
+            "--device",
+            "host:64MiB",
+            "--device",
+            "cuda:1",
+            "--check",
+        ]);
+        let good = good.expect("it makes sense");
+        assert_eq!((good.devices.len(), good.work()), (2, Work::Check));
+    }
+}

@@ -1,0 +1,347 @@
+//! The directory with the broker's sockets: who may own it, and that one broker at a time uses it.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use gpulease_words::{Gid, Pid};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 1_024;
+
+const LOCK: &str = "gpuleased.lock";
+
+/// Why the sockets could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Unplaced {
+    /// A broker is there already.
+    #[error("a broker is running at {socket} already, process {}; stop that one, or give this one another --socket", pid.map_or("unknown".to_owned(), |pid| pid.to_string()))]
+    Running {
+        /// Its socket.
+        socket: PathBuf,
+        /// Its process.
+        pid: Option<Pid>,
+    },
+    /// The place is not safe or not usable; what to do.
+    #[error("{path}: {why}")]
+    Unfit {
+        /// What was looked at.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
+}
+
+fn unfit(path: &Path, why: impl Into<String>) -> Unplaced {
+    Unplaced::Unfit { path: path.to_owned(), why: why.into() }
+}
+
+/// Who runs the broker: root serves everybody, anybody else himself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rank {
+    /// Everybody may connect.
+    Root,
+    /// Only the same user may.
+    User,
+}
+
+impl Rank {
+    pub(crate) fn own() -> Self {
+        if rustix::process::geteuid().is_root() { Self::Root } else { Self::User }
+    }
+
+    const fn directory_mode(self) -> Mode {
+        match self {
+            Self::Root => Mode::from_raw_mode(0o755),
+            Self::User => Mode::from_raw_mode(0o700),
+        }
+    }
+
+    const fn job_mode(self) -> u32 {
+        match self {
+            Self::Root => 0o666,
+            Self::User => 0o600,
+        }
+    }
+}
+
+/// Where a broker's job socket is, where nothing says otherwise.
+///
+/// # Errors
+/// When an ordinary user has no runtime directory.
+pub(crate) fn default_socket(rank: Rank) -> Result<PathBuf, Unplaced> {
+    match (rank, std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty())) {
+        (Rank::Root, _) => Ok(PathBuf::from("/run/gpulease/gpulease.sock")),
+        (Rank::User, Some(runtime)) => Ok(Path::new(&runtime).join("gpulease/gpulease.sock")),
+        (Rank::User, None) => Err(unfit(
+            Path::new("$XDG_RUNTIME_DIR"),
+            "it is not set, so there is no place for the sockets; log in with a session, or name one with --socket PATH",
+        )),
+    }
+}
+
+/// The paths of the three sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Paths {
+    pub(crate) jobs: PathBuf,
+    pub(crate) handoff: PathBuf,
+    pub(crate) admin: PathBuf,
+}
+
+impl Paths {
+    /// The sockets beside this one.
+    ///
+    /// # Errors
+    /// When the path is not absolute, has no directory, or is too long for the kernel.
+    pub(crate) fn beside(jobs: &Path) -> Result<Self, Unplaced> {
+        let directory = jobs.parent().filter(|_| jobs.is_absolute() && jobs.file_name().is_some());
+        let directory = directory.ok_or_else(|| unfit(jobs, "name the socket by an absolute path"))?;
+        let paths = Self {
+            jobs: jobs.to_owned(),
+            handoff: directory.join("handoff.sock"),
+            admin: directory.join("admin.sock"),
+        };
+        if [&paths.handoff, &paths.admin].contains(&&paths.jobs) {
+            return Err(unfit(
+                jobs,
+                "that is the name of another of the broker's sockets; call it gpulease.sock",
+            ));
+        }
+        let longest = [&paths.jobs, &paths.handoff, &paths.admin]
+            .into_iter()
+            .find(|p| SocketAddrUnix::new(*p).is_err());
+        match longest {
+            Some(path) => Err(unfit(path, "the path is too long for a socket; use a shorter directory")),
+            None => Ok(paths),
+        }
+    }
+
+    fn directory(&self) -> &Path {
+        self.jobs.parent().expect("checked when it was made")
+    }
+}
+
+/// The place, locked for this broker. Its sockets go when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    paths: Paths,
+    rank: Rank,
+    bound: Vec<(PathBuf, u64)>,
+    _lock: OwnedFd,
+}
+
+impl Place {
+    /// Makes the directory where it is missing, checks it, and locks it.
+    ///
+    /// # Errors
+    /// When it cannot be trusted, or another broker is there.
+    pub(crate) fn take(paths: Paths, rank: Rank) -> Result<Self, Unplaced> {
+        let directory = open_directory(paths.directory(), rank)?;
+        let lock = lock(&directory, &paths)?;
+        for path in [&paths.jobs, &paths.handoff, &paths.admin] {
+            remove_stale(path)?;
+        }
+        Ok(Self { paths, rank, bound: Vec::new(), _lock: lock })
+    }
+
+    /// Checks that the place could be taken, and changes nothing but for a lock that is given up again.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub(crate) fn check(paths: &Paths) -> Result<(), Unplaced> {
+        if !paths.directory().exists() {
+            return Ok(());
+        }
+        let directory = opened(paths.directory())?;
+        trusted(paths.directory(), &directory)?;
+        match holder(paths) {
+            Some(pid) => Err(Unplaced::Running { socket: paths.jobs.clone(), pid: Some(pid) }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) const fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// The job socket, listening.
+    pub(crate) fn jobs(&mut self) -> Result<OwnedFd, Unplaced> {
+        let (path, mode) = (self.paths.jobs.clone(), self.rank.job_mode());
+        self.listen(&path, SocketType::STREAM, mode, None)
+    }
+
+    /// The hand-over socket, listening.
+    pub(crate) fn handoff(&mut self) -> Result<OwnedFd, Unplaced> {
+        let (path, mode) = (self.paths.handoff.clone(), self.rank.job_mode());
+        self.listen(&path, SocketType::SEQPACKET, mode, None)
+    }
+
+    /// The operators' socket, listening; open to the group `gpulease` where there is one.
+    pub(crate) fn admin(&mut self) -> Result<OwnedFd, Unplaced> {
+        let group = uzers::get_group_by_name("gpulease").map(|group| Gid::new(group.gid()));
+        let path = self.paths.admin.clone();
+        self.listen(&path, SocketType::STREAM, 0o660, group.filter(|_| self.rank == Rank::Root))
+    }
+
+    fn listen(
+        &mut self,
+        path: &Path,
+        kind: SocketType,
+        mode: u32,
+        group: Option<Gid>,
+    ) -> Result<OwnedFd, Unplaced> {
+        let socket = bind(path, kind, mode, group)
+            .map_err(|errno| unfit(path, format!("no socket could be made here: {errno}")))?;
+        let inode = fs::symlink_metadata(path).map(|stat| stat.ino()).unwrap_or_default();
+        self.bound.push((path.to_owned(), inode));
+        Ok(socket)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for (path, inode) in &self.bound {
+            if fs::symlink_metadata(path).is_ok_and(|stat| stat.ino() == *inode) {
+                drop(fs::remove_file(path));
+            }
+        }
+    }
+}
+
+/// Binds and then listens, so that nobody gets in before the mode is right.
+fn bind(path: &Path, kind: SocketType, mode: u32, group: Option<Gid>) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    if let Some(group) = group {
+        let group = rustix::process::Gid::from_raw(group.get());
+        rustix::fs::chownat(rustix::fs::CWD, path, None, Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn open_directory(path: &Path, rank: Rank) -> Result<OwnedFd, Unplaced> {
+    match rustix::fs::mkdir(path, rank.directory_mode()) {
+        // The mode again, without the umask's part in it.
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(rank.directory_mode().as_raw_mode()))
+            .map_err(|error| unfit(path, error.to_string()))?,
+        Err(Errno::EXIST) => {}
+        Err(Errno::NOENT) => return Err(unfit(path, "the directory above it does not exist; make it first")),
+        Err(errno) => return Err(unfit(path, format!("the directory could not be made: {errno}"))),
+    }
+    let directory = opened(path)?;
+    trusted(path, &directory)?;
+    Ok(directory)
+}
+
+fn opened(path: &Path) -> Result<OwnedFd, Unplaced> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::LOOP | Errno::NOTDIR => {
+            unfit(path, "it is a symbolic link or no directory; somebody may have put it there, remove it")
+        }
+        other => unfit(path, format!("the directory could not be opened: {other}")),
+    })
+}
+
+/// Refuses a directory in which somebody else could put sockets of his own.
+fn trusted(path: &Path, directory: &OwnedFd) -> Result<(), Unplaced> {
+    let stat = rustix::fs::fstat(directory).map_err(|errno| unfit(path, errno.to_string()))?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(unfit(
+            path,
+            format!(
+                "it belongs to user {}, not to the broker's; remove it, or use another directory",
+                stat.st_uid
+            ),
+        ));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(unfit(
+            path,
+            "others may write to it and could put a socket of their own there; use a directory of the broker's own, or chmod go-w",
+        ));
+    }
+    let ancestors = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+    for above in ancestors {
+        let mode = fs::metadata(above).map_err(|error| unfit(above, error.to_string()))?.mode();
+        if mode & 0o1002 == 0o002 {
+            return Err(unfit(
+                above,
+                "anybody may rename what is in it, so the sockets would not be safe below it; use another directory, or chmod o-w",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn lock(directory: &OwnedFd, paths: &Paths) -> Result<OwnedFd, Unplaced> {
+    let path = paths.directory().join(LOCK);
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let failed = |errno: Errno| unfit(&path, format!("the lock could not be taken: {errno}"));
+    let file = rustix::fs::openat(directory, LOCK, flags, Mode::from_raw_mode(0o644)).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            return Err(Unplaced::Running { socket: paths.jobs.clone(), pid: holder(paths) });
+        }
+        Err(errno) => return Err(failed(errno)),
+    }
+    let mut written = fs::File::from(file);
+    let pid = format!("{}\n", std::process::id());
+    written
+        .set_len(0)
+        .and_then(|()| written.write_all(pid.as_bytes()))
+        .map_err(|error| unfit(&path, error.to_string()))?;
+    Ok(written.into())
+}
+
+/// The process that answers at the job socket, or that the lock names while it is held.
+fn holder(paths: &Paths) -> Option<Pid> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    if rustix::net::connect(&socket, &SocketAddrUnix::new(&paths.jobs).ok()?).is_ok() {
+        return crate::kernel::peer_pid(socket.as_fd());
+    }
+    let file = fs::File::open(paths.directory().join(LOCK)).ok()?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => None,
+        Err(_) => std::io::read_to_string(file).ok()?.trim().parse().ok().map(Pid::new),
+    }
+}
+
+/// Removes the socket of a broker that is gone. What answers, or is no socket, stays.
+fn remove_stale(path: &Path) -> Result<(), Unplaced> {
+    let Ok(stat) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !stat.file_type().is_socket() {
+        return Err(unfit(path, "it is there and no socket; move it away"));
+    }
+    if let Some(pid) = answering(path) {
+        return Err(Unplaced::Running { socket: path.to_owned(), pid });
+    }
+    fs::remove_file(path)
+        .map_err(|error| unfit(path, format!("a dead broker's socket could not be removed: {error}")))
+}
+
+/// Whoever listens there, with his pid where the kernel tells.
+fn answering(path: &Path) -> Option<Option<Pid>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    [SocketType::STREAM, SocketType::SEQPACKET].into_iter().find_map(|kind| {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
+        match rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?) {
+            Ok(()) => Some(crate::kernel::peer_pid(socket.as_fd())),
+            // Its queue is full: somebody listens.
+            Err(Errno::AGAIN) => Some(None),
+            Err(_) => None,
+        }
+    })
+}

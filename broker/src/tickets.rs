@@ -1,0 +1,150 @@
+//! Tickets: who may fetch which segment's descriptors, once.
+//!
+//! The driver issues and voids them; the hand-over socket claims and ends them, on other threads.
+//! Each ticket is independent of the others, which is what the concurrent map is good for.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use gpulease_words::{Bytes, ProcessId, SegmentId};
+
+use crate::credentials::Secret;
+
+/// The chunks of a segment in address order, each with its descriptor.
+pub(crate) type Chunks = Arc<Vec<(OwnedFd, Bytes)>>;
+
+/// What a process shows to fetch a segment. Its debug form hides it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ticket([u8; 16]);
+
+impl Ticket {
+    pub(crate) const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) const fn bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket(..)")
+    }
+}
+
+/// All tickets that are open.
+#[derive(Debug, Default)]
+pub(crate) struct Tickets {
+    open: DashMap<Ticket, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    segment: SegmentId,
+    process: ProcessId,
+    chunks: Chunks,
+    claims: u32,
+}
+
+/// What a good claim gets.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) segment: SegmentId,
+    pub(crate) chunks: Chunks,
+    /// 1 at the first claim.
+    pub(crate) count: u32,
+}
+
+impl Tickets {
+    /// A ticket for one process.
+    pub(crate) fn issue(&self, segment: SegmentId, process: ProcessId, chunks: Chunks) -> Ticket {
+        let ticket = Ticket::new(*Secret::random().bytes());
+        let entry = Entry { segment, process, chunks, claims: 0 };
+        let before = self.open.insert(ticket, entry);
+        assert!(before.is_none(), "128 random bits came twice");
+        ticket
+    }
+
+    /// What the ticket is for. It can be claimed again until it is acknowledged, so that a lost answer loses nothing.
+    pub(crate) fn claim(&self, ticket: Ticket, process: ProcessId) -> Option<Claim> {
+        let mut entry = self.open.get_mut(&ticket).filter(|entry| entry.process == process)?;
+        entry.claims = entry.claims.saturating_add(1);
+        Some(Claim { segment: entry.segment, chunks: entry.chunks.clone(), count: entry.claims })
+    }
+
+    /// Ends a ticket that was claimed; of several calls one gets the segment.
+    pub(crate) fn acknowledge(&self, ticket: Ticket, process: ProcessId) -> Option<SegmentId> {
+        let ended = self.open.remove_if(&ticket, |_, entry| entry.process == process && entry.claims > 0);
+        ended.map(|(_, entry)| entry.segment)
+    }
+
+    /// Makes a ticket worthless: its segment is taken back.
+    pub(crate) fn void(&self, ticket: Ticket) {
+        self.open.remove(&ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    const OWNER: ProcessId = ProcessId::new(1);
+    const OTHER: ProcessId = ProcessId::new(2);
+    const SEGMENT: SegmentId = SegmentId::new(7);
+
+    fn issued() -> (Tickets, Ticket) {
+        let tickets = Tickets::default();
+        let ticket = tickets.issue(SEGMENT, OWNER, Chunks::default());
+        (tickets, ticket)
+    }
+
+    #[test]
+    fn a_claim_repeats_until_it_is_acknowledged() {
+        let (tickets, ticket) = issued();
+        assert_eq!(tickets.acknowledge(ticket, OWNER), None, "nothing was claimed yet");
+        assert_eq!(tickets.claim(ticket, OWNER).map(|c| (c.segment, c.count)), Some((SEGMENT, 1)));
+        assert_eq!(tickets.claim(ticket, OWNER).map(|c| c.count), Some(2));
+        assert_eq!(tickets.acknowledge(ticket, OWNER), Some(SEGMENT));
+        assert_eq!(tickets.acknowledge(ticket, OWNER), None);
+        assert!(tickets.claim(ticket, OWNER).is_none());
+    }
+
+    #[test]
+    fn another_process_gets_nothing_and_ends_nothing() {
+        let (tickets, ticket) = issued();
+        assert!(tickets.claim(ticket, OTHER).is_none());
+        assert!(tickets.claim(ticket, OWNER).is_some());
+        assert_eq!(tickets.acknowledge(ticket, OTHER), None);
+        assert!(tickets.claim(ticket, OWNER).is_some());
+    }
+
+    #[test]
+    fn a_void_ticket_is_worthless() {
+        let (tickets, ticket) = issued();
+        assert!(tickets.claim(ticket, OWNER).is_some());
+        tickets.void(ticket);
+        assert!(tickets.claim(ticket, OWNER).is_none());
+        assert_eq!(tickets.acknowledge(ticket, OWNER), None);
+    }
+
+    #[test]
+    fn of_many_threads_one_ends_it() {
+        let (tickets, ticket) = issued();
+        let ended = AtomicU32::new(0);
+        tickets.claim(ticket, OWNER).expect("open");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    if tickets.acknowledge(ticket, OWNER).is_some() {
+                        ended.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(ended.load(Ordering::SeqCst), 1);
+    }
+}
