@@ -1,4 +1,90 @@
 //! The library with which a program leases GPU memory from `gpuleased`.
+//!
+//! A program connects ([`Client`]), asks for a lease ([`LeaseBuilder`]), takes segments of memory
+//! inside it ([`Lease::allocate`]) and uses them under a guard ([`Lease::enter`]). What it drops goes
+//! back to the broker, and so does everything it has when it dies.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use gpulease_client::{Client, gib};
+//!
+//! # async fn train() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect().await?;
+//! let lease = client
+//!     .lease(gib(8)) // set aside from the grant on
+//!     .up_to(gib(20)) // and growth as long as there is room
+//!     .name("resnet")
+//!     .wait_at_most(Duration::from_secs(600))
+//!     .on_waiting(|waiting| eprintln!("place {}: {}", waiting.position, waiting.message))
+//!     .acquire()
+//!     .await?;
+//!
+//! let mut weights = lease.allocate(gib(2)).await?;
+//! for _step in 0..1000 {
+//!     let resident = lease.enter().await?; // the memory stays while this lives
+//!     weights.as_mut_slice::<f32>(&resident)?[0] += 1.0;
+//! }
+//! lease.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! On the host device a segment is a slice, as above. On a GPU it is a view in cudarc's own types,
+//! which launches, cuBLAS and copies take as they are:
+//!
+//! ```no_run
+//! use gpulease_client::cudarc::driver::CudaContext;
+//! # async fn copy(lease: gpulease_client::Lease) -> Result<(), Box<dyn std::error::Error>> {
+//! let stream = CudaContext::new(0)?.default_stream();
+//! let mut numbers = lease.allocate(gpulease_client::mib(64)).await?;
+//! let resident = lease.enter().await?;
+//! stream.memcpy_htod(&[1.0_f32, 2.0, 3.0], &mut numbers.view_mut::<f32>(&resident, &stream)?)?;
+//! let back: Vec<f32> = stream.clone_dtoh(&numbers.view::<f32>(&resident, &stream)?.slice(..3))?;
+//! # Ok(()) }
+//! ```
+//!
+//! Callers without an async runtime use [`blocking`]; the library brings its own thread and needs no
+//! runtime of theirs in either face.
+//!
+//! # Refused and failed
+//!
+//! [`AskError`] keeps the two apart: [`AskError::Denied`] is the broker's answer, with its
+//! [`Reason`] and a sentence in numbers; [`AskError::Failed`] is an [`Error`], and says what to do.
+//!
+//! # Giving up
+//!
+//! Every future may be dropped at any point. A dropped ask is withdrawn; if the grant crosses the
+//! withdrawal, it is given back.
+//!
+//! # When the broker goes away
+//!
+//! What is mapped keeps working: the memory is this process's as long as it is mapped. The session is
+//! taken up again by itself, at first after 50 ms and then at most every 2 s. Requests, and asks that
+//! wait, are put again when the broker is back; where it stays away for longer than
+//! [`Options::broker_wait`] (30 s) they fail with [`Error::Gone`]. A broker that comes back without its
+//! records does not know the leases any more: they are [`Standing::Lost`], can't grow and answer
+//! [`Error::Lost`], and a new lease has to be acquired.
+//!
+//! # Processes
+//!
+//! * Several processes share a lease: [`Lease::env`] is the environment that a child needs for
+//!   [`Client::join_from_env`], and [`Client::admit`] makes a child a member before it runs. A segment
+//!   belongs to the process that took it.
+//! * A **forked** child (without exec) has no part in its parent's session. Every call answers
+//!   [`Error::Forked`], nothing is given back when its copies are dropped, and it does not inherit
+//!   mapped host memory: touching it there would be a fault, so that a forgotten worker can't keep
+//!   memory from everybody. It connects anew and joins. CUDA itself does not survive a fork either.
+//! * Nothing of the library survives an exec: its descriptors are closed then. A descriptor of a
+//!   segment exists only between its arrival and its mapping; a child forked in that moment holds it
+//!   until it execs or ends, and the bytes count until then.
+//!
+//! # Environment
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `GPULEASE_SOCKET` | the job socket to use; who listens there is believed |
+//! | `XDG_RUNTIME_DIR` | where the user's own broker is looked for, after the system's |
+//! | `GPULEASE_LEASE`, `GPULEASE_TOKEN` | the job's lease and its secret, for [`Client::join_from_env`] |
+//! | `GPULEASE_MEMORY_BYTES` | the lease's limit on each device, for programs that size themselves by it |
 
 mod allocation;
 mod ask;
@@ -50,6 +136,6 @@ pub use waiting::{Holder, Waiting};
 
 pub use bytemuck;
 pub use cudarc;
-pub use gpulease_cuda::IpcHandle;
+pub use gpulease_cuda::{self, IpcHandle};
 pub use gpulease_proto::v1 as proto;
-pub use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, Reason, SegmentId, Uid, gib, mib};
+pub use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, Reason, SegmentId, Uid, gib, mib};

@@ -42,6 +42,18 @@ use crate::resident::Resident;
 /// # Ok(()) }
 /// ```
 ///
+/// ```compile_fail,E0505
+/// # use std::sync::Arc;
+/// # use gpulease_client::cudarc::driver::CudaStream;
+/// # async fn f(lease: gpulease_client::Lease, stream: Arc<CudaStream>) -> Result<(), Box<dyn std::error::Error>> {
+/// let segment = lease.allocate(gpulease_client::mib(2)).await?;
+/// let resident = lease.enter().await?;
+/// let view = segment.view::<f32>(&resident, &stream)?;
+/// drop(segment);
+/// let numbers = stream.clone_dtoh(&view)?; // the memory is gone
+/// # Ok(()) }
+/// ```
+///
 /// ```compile_fail,E0502
 /// # async fn f(lease: gpulease_client::Lease) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut segment = lease.allocate(gpulease_client::mib(2)).await?;
