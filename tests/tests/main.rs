@@ -1,5 +1,6 @@
 //! Every integration test of gpulease, in one binary. Only `mod` lines here.
 
+mod client_api;
 mod cuda;
 mod cuda_standin;
 mod examples;
