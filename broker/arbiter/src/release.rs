@@ -131,6 +131,8 @@ impl Arbiter {
         }
         self.shift(lease, device, Bucket::Held, Bucket::Draining, bytes);
         self.emit(Effect::Reclaim { segment: id, device });
+        // What waits for the lease's own bytes may be covered by these now, and needs less set aside.
+        self.review(lease, device);
         self.weigh_recall(lease);
     }
 

@@ -275,6 +275,9 @@ impl Storm {
         let left = matches!(event, Event::Unattended { .. });
         let later = self.under(900);
         self.clock += Duration::from_millis(later);
+        if std::env::var_os("STORM_TALK").is_some() {
+            println!("{:?} {event:?}", self.clock);
+        }
         self.arbiter.handle(Time::after_start(self.clock), event);
         if left {
             let now: BTreeSet<_> = self.arbiter.line.asks.values().filter_map(|ask| ask.request).collect();

@@ -1,0 +1,225 @@
+//! How many decisions a second the arbiter makes, and how their cost grows with what there is.
+//!
+//! A thousand users in two groups, each with a budget; 1, 1,000 and 100,000 leases or waiters. Every cycle leaves
+//! as many as it found. One decision is one `handle` with its effects drained.
+//!
+//! `cargo bench -p gpulease-arbiter --bench decisions`
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use gpulease_arbiter::{
+    Arbiter, Authority, Budget, Budgets, DeviceSpec, DeviceWish, Effect, Event, Guard, Patience, Peer,
+    Pinning, Policy, RequestId, SegmentKind, Terms, Time,
+};
+use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, Uid, gib, mib};
+
+const SIZES: [u64; 3] = [1, 1_000, 100_000];
+const USERS: u64 = 1_000;
+/// Leases of 1 GiB that the contended device holds at one time.
+const SEATS: u64 = 64;
+const DEVICE: DeviceId = DeviceId::new(0);
+
+struct World {
+    arbiter: Arbiter,
+    now: Time,
+    last: u64,
+    /// Who holds what, the oldest first.
+    held: VecDeque<(LeaseId, u64)>,
+    /// Who waits under which request.
+    asked: BTreeMap<RequestId, u64>,
+}
+
+impl World {
+    fn new(capacity: Bytes, user_limit: impl Fn(u64) -> Option<Bytes>) -> Self {
+        let device = DeviceSpec { id: DEVICE, capacity, overhead_estimate: Bytes::ZERO };
+        let user = |n: u64| {
+            let weight = NonZeroU32::MIN.saturating_add(number(n % 3));
+            (Uid::new(number(n)), Budget { limit: user_limit(n), weight, leases_max: None })
+        };
+        let budgets = Budgets {
+            groups: BTreeMap::from([
+                (
+                    "staff".to_owned(),
+                    Budget { weight: NonZeroU32::MIN.saturating_add(2), ..Budget::default() },
+                ),
+                ("students".to_owned(), Budget::default()),
+            ]),
+            users: (0..USERS).map(user).collect(),
+            ..Budgets::default()
+        };
+        let arbiter = Arbiter::new(Policy::default(), budgets, &[device]);
+        let mut world =
+            Self { arbiter, now: Time::START, last: 0, held: VecDeque::new(), asked: BTreeMap::new() };
+        for user in 0..USERS {
+            let group = if user % 4 == 0 { "staff" } else { "students" };
+            let peer = Peer {
+                process: ProcessId::new(user + 1),
+                pid: Pid::new(number(user + 1)),
+                uid: Uid::new(number(user)),
+                group: Some(group.to_owned()),
+                program: "bench".to_owned(),
+            };
+            let request = world.request();
+            world.tell(Event::Open { request, peer });
+        }
+        world
+    }
+
+    fn request(&mut self) -> RequestId {
+        self.last += 1;
+        RequestId(self.last)
+    }
+
+    /// One decision.
+    fn tell(&mut self, event: Event) -> Option<SegmentId> {
+        self.arbiter.handle(self.now, event);
+        self.drain()
+    }
+
+    fn drain(&mut self) -> Option<SegmentId> {
+        let mut made = None;
+        while let Some(effect) = self.arbiter.poll_effect() {
+            match effect {
+                Effect::Granted { request: Some(request), lease } => {
+                    let user = self.asked.remove(&request).expect("it was asked for");
+                    self.held.push_back((lease, user));
+                }
+                Effect::Create { segment, .. } | Effect::Reclaim { segment, .. } => made = Some(segment),
+                Effect::Denied { denial, .. } => panic!("{denial}"),
+                other => drop(black_box(other)),
+            }
+        }
+        made
+    }
+
+    fn acquire(&mut self, user: u64, reserve: Bytes) {
+        let request = self.request();
+        self.asked.insert(request, user);
+        let terms = Terms {
+            name: format!("job{}", self.last % 10),
+            reserve,
+            limit: gib(4),
+            devices: DeviceWish::Any(NonZeroU32::MIN),
+            patience: Patience::Endless,
+            pinning: Pinning::Movable,
+            guest: None,
+        };
+        let session = SessionId::new(user + 1);
+        self.tell(Event::Acquire { request, session, ask_name: request.0, terms });
+    }
+
+    /// Releases the lease that was granted first; says whose it was.
+    fn release(&mut self) -> u64 {
+        let (lease, user) = self.held.pop_front().expect("there is always one");
+        let request = self.request();
+        let authority = Authority::Session(SessionId::new(user + 1));
+        self.tell(Event::Release { request, authority, lease });
+        user
+    }
+
+    /// A segment above the reserve comes and goes: allocate, created, free, freed.
+    fn grow_and_shrink(&mut self) {
+        let (lease, user) = self.held.pop_front().expect("there is always one");
+        self.held.push_back((lease, user));
+        let session = SessionId::new(user + 1);
+        let (allocate, free) = (self.request(), self.request());
+        let made = self.tell(Event::Allocate {
+            request: allocate,
+            session,
+            lease,
+            device: DEVICE,
+            bytes: mib(64),
+            kind: SegmentKind::Descriptor,
+            patience: Patience::None,
+            guard: Guard::Outside,
+        });
+        let segment = made.expect("there is room");
+        self.tell(Event::Created { segment });
+        self.tell(Event::Free { request: free, session, lease, segment });
+        self.tell(Event::Freed { segment });
+    }
+
+    /// `n` leases on a device that has room for more.
+    fn with_leases(n: u64) -> Self {
+        let mut world = Self::new(gib(1 << 20), |_| Some(gib(4_096)));
+        for i in 0..n {
+            world.acquire(i % USERS, mib(2));
+        }
+        world
+    }
+
+    /// A full device and `n` asks in the line; one in five wants two seats, and so is passed over
+    /// while only one is empty. Each third user may have one seat only.
+    fn with_waiters(n: u64) -> Self {
+        let mut world = Self::new(gib(SEATS), |user| (user % 3 == 0).then(|| gib(2)));
+        for i in 0..SEATS + n {
+            world.acquire(i * 7 % USERS, gib(1 + u64::from(i >= SEATS && i % 5 == 4)));
+        }
+        assert_eq!(world.asked.len() as u64, n, "so many wait");
+        world
+    }
+
+    /// As before, but all of them have waited so long that they are barriers.
+    fn with_barriers(n: u64) -> Self {
+        let mut world = Self::with_waiters(n);
+        world.now = Time::after_start(Duration::from_secs(3_600));
+        world.arbiter.handle_timeout(world.now);
+        world.drain();
+        world
+    }
+}
+
+fn number(n: u64) -> u32 {
+    u32::try_from(n).expect("a small number")
+}
+
+/// What a cycle does, and how many decisions that is.
+type Cycle = (&'static str, u64, fn(u64) -> World, fn(&mut World));
+
+const CYCLES: [Cycle; 4] = [
+    ("grant and release beside leases", 2, World::with_leases, |world| {
+        let user = world.release();
+        world.acquire(user, mib(2));
+    }),
+    ("segment beside leases", 4, World::with_leases, World::grow_and_shrink),
+    ("release to the next of the waiters", 2, World::with_waiters, |world| {
+        let user = world.release();
+        world.acquire(user, gib(1));
+    }),
+    ("release to the next of the barriers", 2, World::with_barriers, |world| {
+        let user = world.release();
+        world.acquire(user, gib(1));
+    }),
+];
+
+fn decisions(c: &mut Criterion) {
+    for (name, decisions, make, cycle) in CYCLES {
+        let mut group = c.benchmark_group(name);
+        group.throughput(Throughput::Elements(decisions));
+        group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+        for n in SIZES {
+            let mut world = make(n);
+            group.bench_function(BenchmarkId::from_parameter(n), |b| b.iter(|| cycle(&mut world)));
+        }
+        group.finish();
+    }
+}
+
+fn next_wake_up(c: &mut Criterion) {
+    let mut group = c.benchmark_group("next wake-up beside waiters");
+    group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(500));
+    for n in SIZES {
+        let world = World::with_waiters(n);
+        group.bench_function(BenchmarkId::from_parameter(n), |b| {
+            b.iter(|| black_box(world.arbiter.poll_timeout()))
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decisions, next_wake_up);
+criterion_main!(benches);
