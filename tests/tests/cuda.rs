@@ -81,6 +81,33 @@ on_every_gpu! {
         assert_eq!(giver.must("read r 0 0B 64MiB"), "mixed");
     }
 
+    /// What a client does with a segment: chunks side by side, seen through cudarc, and gone when dropped.
+    fn chunks_are_seen_through_cudarc_and_unmapped_with_the_segment(gpu: &Gpu) {
+        let (giver, taker) = (Puppet::start(gpu), Puppet::start(gpu));
+        taker.must("context 0");
+        giver.must("load");
+        let round = || {
+            for (name, size) in [("a", "32MiB"), ("b", "4MiB")] {
+                giver.must(&format!("create {name} 0 {size}"));
+                let descriptor = giver.take(&format!("export {name}")).unwrap();
+                taker.give("keep", descriptor.as_fd()).unwrap();
+            }
+            taker.must("views 0 32MiB 4MiB");
+            giver.must("release a");
+            giver.must("release b");
+            assert_eq!(taker.must("kept"), " more=0");
+        };
+        // What streams and fills take of a real card once, they keep.
+        round();
+        let before = giver.nvml(0)["used"];
+        round();
+        wait_for_used(&giver, before);
+        // A descriptor that is none of the driver's, and nothing stays mapped.
+        taker.give("keep", std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap();
+        assert!(taker.ask("views 0 2MiB").is_err());
+        assert_eq!(taker.must("kept"), " more=0");
+    }
+
     /// The descriptor is passed on as it is, and imported any number of times.
     fn a_descriptor_is_good_for_many(gpu: &Gpu) {
         let giver = Puppet::start(gpu);

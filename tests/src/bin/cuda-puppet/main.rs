@@ -61,6 +61,7 @@ impl Puppet {
                 }
                 Ok((String::new(), Some(descriptor)))
             }
+            ["views", number, sizes @ ..] => self.views(number, sizes).map(|said| (said, None)),
             ["import", name, size] => self.import(name, size, descriptor),
             // Keeps a descriptor and calls nothing: memory must live by that alone.
             ["keep"] => {
@@ -230,6 +231,16 @@ impl Puppet {
         let allocation = Allocation::import(Driver::load()?, descriptor.as_fd(), bytes(size)?)?;
         self.allocations.insert(name.to_owned(), allocation);
         Ok((String::new(), None))
+    }
+
+    /// `views DEVICE SIZE..`: maps the descriptors that it keeps as one segment.
+    fn views(&mut self, number: &str, sizes: &[&str]) -> Result<String, Box<dyn Error>> {
+        let descriptors = std::mem::take(&mut self.descriptors);
+        let mut chunks = Vec::new();
+        for (descriptor, size) in descriptors.iter().zip(sizes) {
+            chunks.push((descriptor.as_fd(), bytes(size)?));
+        }
+        trials::views(self.in_context(number.parse()?)?, &chunks)
     }
 
     fn in_context(&self, number: usize) -> Result<&Context, Box<dyn Error>> {

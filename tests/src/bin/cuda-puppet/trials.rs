@@ -1,11 +1,13 @@
 //! Whole trials of a part of the driver, each a command of its own.
 
 use std::error::Error;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use gpulease_cuda::cudarc::driver::{CudaContext, sys};
 use gpulease_cuda::{
-    Context, CudaError, Device, DeviceMemory, Driver, HostRegistration, PinnedMemory, Stream,
+    Context, CudaError, Device, DeviceMemory, Driver, HostRegistration, Mapping, PinnedMemory, Stream,
+    ViewError,
 };
 use gpulease_words::{Bytes, GRANULARITY};
 use nvml_wrapper::Nvml;
@@ -38,6 +40,38 @@ pub(crate) fn cudarc(number: usize) -> Result<String, Box<dyn Error>> {
     stream.synchronize()?;
     if back != numbers || nothing.iter().any(|&n| n != 0) || before.elapsed_ms(&after)? < 0.0 {
         return Err("cudarc's copies went wrong".into());
+    }
+    Ok(String::new())
+}
+
+/// A mapping of several chunks, written and read through cudarc on two streams.
+pub(crate) fn views(context: &Context, chunks: &[(BorrowedFd<'_>, Bytes)]) -> Result<String, Box<dyn Error>> {
+    let mut mapping = Mapping::of_descriptors(context, chunks)?;
+    let (first, address) = (chunks[0].1, mapping.ptr());
+    let cuda = CudaContext::new(context.device().ordinal())?;
+    let (here, there) = (cuda.new_stream()?, cuda.new_stream()?);
+    let words = usize::try_from(mapping.bytes().get() / 4)?;
+    let border = usize::try_from(first.get() / 4)?;
+    let numbers: Vec<u32> = (0..2_000).collect();
+    let mut view = mapping.view_mut::<u32>(&here)?;
+    here.memset_zeros(&mut view)?;
+    here.memcpy_htod(&numbers, &mut view.slice_mut(border - 1_000..border + 1_000))?;
+    // The other stream waits for the first by cudarc's events.
+    let view = mapping.view::<u32>(&there)?;
+    let back = there.clone_dtoh(&view.slice(border - 1_000..border + 1_000))?;
+    let around = there.clone_dtoh(&view.slice(border + 1_000..border + 1_001))?;
+    if view.len() != words || back != numbers || around != [0] {
+        return Err("what was written through one view did not come back through another".into());
+    }
+    if !matches!(mapping.view::<()>(&here), Err(ViewError::NoSize)) || mapping.ptr() != address {
+        return Err("a type of no size was counted, or the address moved".into());
+    }
+    for other in context.device().driver().devices()?.into_iter().filter(|other| *other != context.device()) {
+        let stream = CudaContext::new(other.ordinal())?.default_stream();
+        let error = mapping.view::<u32>(&stream).err().ok_or("a stream of another device was taken")?;
+        if !matches!(error, ViewError::OtherDevice { .. }) {
+            return Err(error.into());
+        }
     }
     Ok(String::new())
 }
