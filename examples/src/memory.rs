@@ -20,6 +20,15 @@ enum Kind {
     BareCuda(Vec<DeviceMemory>, Gpu),
 }
 
+/// How this process came to its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It asked for it, and gives it back.
+    Owner,
+    /// It joined it: whoever asked for it gives it back.
+    Member,
+}
+
 /// What came of asking for more.
 #[derive(Debug)]
 pub enum Growth {
@@ -34,12 +43,12 @@ impl Memory {
     ///
     /// # Errors
     /// The device is a GPU that this process can't use.
-    pub fn leased(lease: Lease) -> Result<Self> {
+    pub fn leased(lease: Lease, role: Role) -> Result<Self> {
         let client = lease.client();
         let first = lease.devices().first().context("the lease has no device")?;
         let device = client.devices().iter().find(|device| device.id == *first);
         let device = device.with_context(|| format!("the broker does not list device {first}"))?;
-        let leased = Leased { segments: Vec::new(), pressure: lease.pressure(), lease };
+        let leased = Leased { segments: Vec::new(), pressure: lease.pressure(), lease, role };
         Ok(Self(match device.kind {
             DeviceKind::Host => Kind::LeasedHost(leased),
             DeviceKind::Cuda => Kind::LeasedCuda(leased, Gpu::with_uuid(&device.uuid)?),
@@ -152,6 +161,7 @@ struct Leased {
     segments: Vec<Segment>,
     pressure: Pressure,
     lease: Lease,
+    role: Role,
 }
 
 impl Leased {
@@ -192,7 +202,10 @@ impl Leased {
         for segment in self.segments {
             segment.free()?;
         }
-        self.lease.release()?;
+        match self.role {
+            Role::Owner => self.lease.release().map(drop)?,
+            Role::Member => {}
+        }
         Ok(())
     }
 }

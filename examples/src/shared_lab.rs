@@ -2,7 +2,6 @@
 //!
 //! Each job is a process of its own that knows nothing of the others: the broker decides who waits.
 
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
@@ -53,8 +52,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     let observer = Observer::connect()?;
     let (tell, told) = mpsc::channel();
     let mut jobs = Vec::new();
-    for (name, memory, up_to) in LAB {
-        let child = start(name, memory, up_to, arguments.steps)?;
+    for (seed, (name, memory, up_to)) in LAB.iter().enumerate() {
+        let child = start(seed, [name, memory, up_to], arguments.steps)?;
         jobs.push(Job::follow(name, child, tell.clone())?);
     }
     drop(tell);
@@ -71,12 +70,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     check_peak(&observer.status()?)
 }
 
-fn start(name: &str, memory: &str, up_to: &str, steps: u64) -> Result<Child> {
+fn start(seed: usize, [name, memory, up_to]: [&str; 3], steps: u64) -> Result<Child> {
     let program = std::env::current_exe().context("this program's own path")?;
     let half = (steps / 2).max(1).to_string();
     Command::new(program)
         .args([JOB, "--json", "--name", name, "--memory", memory, "--up-to", up_to, "--grow-at", &half])
-        .args(["--steps", &steps.to_string()].map(OsString::from))
+        .args(["--steps", &steps.to_string(), "--seed", &seed.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -11,7 +11,7 @@ use gpulease_words::{GRANULARITY, Size, parse_duration};
 
 use super::report::Event;
 use crate::gpu::Gpu;
-use crate::memory::Memory;
+use crate::memory::{Memory, Role};
 
 /// The options of a training run.
 #[derive(Args, Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct Options {
     pub up_to: Option<Size>,
 
     /// Steps after which to grow the data set
-    #[arg(long, value_name = "STEP", requires = "up_to", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
     pub grow_at: Option<u64>,
 
     /// Steps to train; one goes through 128 samples
@@ -110,13 +110,13 @@ impl Options {
             (Some(_), None) => anyhow::bail!("a bare run has no broker to ask for its size: give --memory"),
             (None, Some(memory)) => {
                 let client = Client::connect()?;
-                Self::in_lease(&client, self.acquire(&client, memory, report)?)
+                Self::in_lease(&client, self.acquire(&client, memory, report)?, Role::Owner)
             }
             (None, None) => {
                 let lease = Client::join_from_env()
                     .context("without --memory the program takes its lease from `gpulease run`")?;
                 let client = Client::from(lease.client());
-                Self::in_lease(&client, lease)
+                Self::in_lease(&client, lease, Role::Member)
             }
         }
     }
@@ -141,7 +141,7 @@ impl Options {
         Ok(ask.on_waiting(|waiting| report(&Event::from(waiting))).acquire()?)
     }
 
-    fn in_lease(client: &Client, lease: Lease) -> Result<Standing> {
+    fn in_lease(client: &Client, lease: Lease, role: Role) -> Result<Standing> {
         let first = lease.devices().first().context("the lease has no device")?;
         let device = client.devices().iter().find(|device| device.id == *first);
         Ok(Standing {
@@ -150,7 +150,7 @@ impl Options {
             asked: lease.reserve(),
             limit: lease.limit(),
             waited: lease.waited(),
-            memory: Memory::leased(lease)?,
+            memory: Memory::leased(lease, role)?,
         })
     }
 

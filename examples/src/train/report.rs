@@ -131,8 +131,8 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = |bytes: &u64| Bytes::new(*bytes).to_string();
         match self {
-            Self::Waiting { position, short_by_bytes, message, .. } => {
-                write!(f, "waiting, number {position} in line, short by {}: {message}", size(short_by_bytes))
+            Self::Waiting { position, message, .. } => {
+                write!(f, "waiting, number {position} in line: {message}")
             }
             Self::Granted { lease, device, asked_bytes, limit_bytes, waited_seconds } => {
                 let (asked, limit) = (size(asked_bytes), size(limit_bytes));
