@@ -25,7 +25,7 @@
 //! can go on. The daemon goes on in any case: the next request starts another, and what the dead
 //! one had is proven free when the card shows it.
 //!
-//! **Idle** for a minute it ends by itself and gives its context back to the card.
+//! **Idle** for a minute, it ends by itself and gives its context back to the card.
 //!
 //! A handle is a bearer secret, and who has mapped it may use the memory after it was freed; the
 //! promises about tenants' memory hold for handles only as far as CUDA goes.
@@ -39,21 +39,29 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 pub use canary::{Scrubbing, check_scrubbing};
 pub(crate) use order::{Exporter, Trouble};
 
 const EXPORT: &str = "--cuda-ipc-exporter";
 
+/// How long an exporter keeps its context with nothing to export: long enough for a job that starts its programs one
+/// by one.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
 /// Runs this process as a helper if its arguments say so. To be called first of all by each program that runs the
 /// daemon, since the daemon starts its own program anew for them.
 #[must_use]
 pub fn maybe_run() -> Option<ExitCode> {
-    let mut arguments = std::env::args().skip(1);
-    match (arguments.next()?.as_str(), arguments.next()?) {
-        (EXPORT, uuid) => Some(process::run(&uuid)),
-        (mode, uuid) => canary::maybe_run(mode, &uuid),
+    // What is no Unicode is nothing that the daemon says.
+    let mut arguments = std::env::args_os().skip(1).map_while(|argument| argument.into_string().ok());
+    let (mode, uuid) = (arguments.next()?, arguments.next()?);
+    if mode != EXPORT {
+        return canary::maybe_run(&mode, &uuid);
     }
+    let idle = arguments.next().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    Some(process::run(&uuid, idle.unwrap_or(IDLE_MAX)))
 }
 
 /// How helpers are started: a program whose `main` begins with [`maybe_run`].
@@ -62,13 +70,14 @@ pub struct Program {
     path: PathBuf,
     /// Shown in place of the path in lists of processes.
     name: OsString,
+    idle: Duration,
 }
 
 impl Default for Program {
     /// This very program, even if its file was replaced meanwhile.
     fn default() -> Self {
         let name = std::env::args_os().next().unwrap_or_else(|| "gpuleased".into());
-        Self { path: "/proc/self/exe".into(), name }
+        Self { path: "/proc/self/exe".into(), name, idle: IDLE_MAX }
     }
 }
 
@@ -76,7 +85,19 @@ impl Program {
     /// Another program, for tests.
     #[must_use]
     pub fn at(path: PathBuf) -> Self {
-        Self { name: path.clone().into_os_string(), path }
+        Self { name: path.clone().into_os_string(), path, idle: IDLE_MAX }
+    }
+
+    /// With exporters that end after so many idle seconds.
+    #[must_use]
+    pub fn with_idle(self, idle: Duration) -> Self {
+        Self { idle, ..self }
+    }
+
+    fn exporter(&self, uuid: &str) -> Command {
+        let mut command = self.command(EXPORT, uuid);
+        command.arg(self.idle.as_secs().to_string());
+        command
     }
 
     /// A command that runs it in a process group of its own, so that a terminal's signals don't reach it.

@@ -87,7 +87,9 @@ impl Gpu {
         answer
     }
 
-    fn environment(&self) -> Vec<(&'static str, OsString)> {
+    /// What a process needs in its environment to find it.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         match self {
             Self::Standin(standin) => standin.environment(),
             Self::Real(_) => Vec::new(),

@@ -94,6 +94,18 @@ impl Standin {
         self
     }
 
+    /// The same card without NVML.
+    ///
+    /// # Panics
+    /// Where the system fails.
+    #[must_use]
+    pub fn without_nvml(self) -> Self {
+        for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
+            fs::remove_file(self.libraries().join(name)).expect("the link is ours");
+        }
+        self
+    }
+
     /// What a process needs in its environment to find this card.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {

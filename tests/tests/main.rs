@@ -1,6 +1,7 @@
 //! Every integration test of gpulease, in one binary. Only `mod` lines here.
 
 mod client_api;
+mod conformance;
 mod cuda;
 mod cuda_standin;
 mod examples;

@@ -15,12 +15,12 @@ mod choice;
 mod chunks;
 mod exported;
 mod floor;
-mod keepers;
 
 pub use choice::{Choice, ParseChoiceError, visible};
 pub(crate) use choice::{numbered, refuse_mig};
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use gpulease_cuda::Allocation;
 use gpulease_words::{Bytes, Pid, SegmentId};
 
 use self::balance::{Balance, Standing};
-use self::keepers::{Identity, Search};
+use super::holders::{Identity, Search};
 use super::{Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
 use crate::exporter::{Exporter, Program, Scrubbing, check_scrubbing};
 use crate::witness::{Card, Cards, Reading};
@@ -178,7 +178,7 @@ impl CudaDevice {
         let made = chunks::create(self.card, bytes, || self.may_be_in_pieces(bytes));
         let chunks = made.map_err(|why| self.not_made(bytes, &why))?;
         let descriptors = chunks::export(&chunks).map_err(|why| self.not_made(bytes, &why))?;
-        let identity = descriptors.first().and_then(|(fd, _)| Identity::of(fd));
+        let identity = descriptors.first().and_then(|(fd, _)| Identity::of(fd.as_fd()));
         self.handled = self.handled.saturating_add(bytes);
         self.add(segment, bytes, Memory::Chunks(chunks, identity));
         Ok(Handover::Descriptors(descriptors))
@@ -264,7 +264,7 @@ impl CudaDevice {
         match &segment.memory {
             Memory::Ordered(exporter, _) => Proof::Overdue(vec![*exporter]),
             Memory::Released(Some(identity)) if holders.is_empty() => {
-                let search = segment.search.get_or_insert_with(|| Search::of(*identity));
+                let search = segment.search.get_or_insert_with(|| Search::start(*identity));
                 match search.found() {
                     // Each process with a context has the driver's files open; those are judged by the card's list.
                     Some(found) => Proof::Overdue(unlisted(found, self.balance.as_ref())),

@@ -1,4 +1,7 @@
-//! Who still holds a memory file: a look through `/proc`, for people.
+//! Who still holds a file of memory: a look through `/proc`, for people.
+//!
+//! A descriptor of GPU memory is one of a device file that every process with a context has open too; who is found by
+//! that is a candidate.
 //!
 //! It runs on a thread of its own, since reading another process's maps can be made to take long.
 
@@ -24,14 +27,10 @@ pub(super) enum Search {
 
 impl Search {
     /// Looks for other holders of the file.
-    pub(super) fn start(file: BorrowedFd<'_>) -> Self {
-        let Ok(stat) = rustix::fs::fstat(file) else {
-            return Self::Done(Vec::new());
-        };
+    pub(super) fn start(file: Identity) -> Self {
         let (sender, receiver) = channel();
-        let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
         let thread = std::thread::Builder::new().name("holders".into());
-        match thread.spawn(move || drop(sender.send(holders(identity)))) {
+        match thread.spawn(move || drop(sender.send(holders(file)))) {
             Ok(_) => Self::Running(receiver),
             Err(_) => Self::Done(Vec::new()),
         }
@@ -53,10 +52,19 @@ impl Search {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Identity {
+/// What a file is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
     device: u64,
     inode: u64,
+}
+
+impl Identity {
+    /// That of an open file, if the kernel tells.
+    pub(super) fn of(file: BorrowedFd<'_>) -> Option<Self> {
+        let stat = rustix::fs::fstat(file).ok()?;
+        Some(Self { device: stat.st_dev, inode: stat.st_ino })
+    }
 }
 
 fn holders(file: Identity) -> Vec<Pid> {

@@ -16,7 +16,7 @@ use gpulease_words::{Bytes, Pid, SegmentId};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
-use super::holders::Search;
+use super::holders::{Identity, Search};
 use super::{Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
 
 /// Past this a segment that is still held somewhere is reported: a client unmaps before it tells, and the kernel takes
@@ -131,7 +131,8 @@ impl Device for HostDevice {
         if reclaim.since.elapsed() < OVERDUE_AFTER {
             return Proof::NotYet;
         }
-        let search = reclaim.search.get_or_insert_with(|| Search::start(segment.own.as_fd()));
+        let Some(file) = Identity::of(segment.own.as_fd()) else { return Proof::Overdue(Vec::new()) };
+        let search = reclaim.search.get_or_insert_with(|| Search::start(file));
         search.found().map_or(Proof::NotYet, |pids: &[Pid]| Proof::Overdue(pids.to_vec()))
     }
 

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::Program;
 use super::frame::{Answer, Order, PACKET_MAX};
-use super::{EXPORT, Program};
 use crate::device::{Gauge, IpcHandle};
 
 /// A context takes 0.3 s, and seconds where the driver has first to wake the card.
@@ -67,7 +67,7 @@ impl Exporter {
     /// [`Trouble`], where there is no exporter then.
     pub(crate) fn start(program: &Program, uuid: &str, gauge: &Arc<Gauge>) -> Result<Self, Trouble> {
         let (socket, other) = pair().map_err(|errno| no_exporter(&errno))?;
-        let child = program.command(EXPORT, uuid).stdin(other).stdout(Stdio::null()).spawn();
+        let child = program.exporter(uuid).stdin(other).stdout(Stdio::null()).spawn();
         let exporter = Self::of(child.map_err(|error| no_exporter(&error))?, socket, Arc::clone(gauge))?;
         match exporter.answer(Instant::now() + START_MAX) {
             Ok(Answer::Ready) => Ok(exporter),

@@ -16,14 +16,11 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use super::frame::{Answer, Order, PACKET_MAX};
 use crate::device::IpcHandle;
 
-/// How long it keeps its context with nothing to export: long enough for a job that starts its programs one by one.
-const IDLE_MAX: Duration = Duration::from_secs(60);
-
 /// Serves the daemon at the other end of standard input, then what the daemon's death left.
-pub(super) fn run(uuid: &str) -> ExitCode {
+pub(super) fn run(uuid: &str, idle: Duration) -> ExitCode {
     close_inherited();
     let stdin = io::stdin();
-    match serve(stdin.as_fd(), uuid) {
+    match serve(stdin.as_fd(), uuid, idle) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             // Without a daemon there is nobody left to tell.
@@ -47,12 +44,12 @@ pub(super) fn close_inherited() {
     }
 }
 
-fn serve(daemon: BorrowedFd<'_>, uuid: &str) -> Result<(), String> {
+fn serve(daemon: BorrowedFd<'_>, uuid: &str, idle: Duration) -> Result<(), String> {
     let context = context(uuid)?;
     let mut exports = Exports::default();
     let gone = |errno: Errno| format!("the daemon's socket failed: {errno}");
     answer(daemon, &Answer::Ready).map_err(gone)?;
-    while let Next::Order(order) = next(daemon, &exports).map_err(gone)? {
+    while let Next::Order(order) = next(daemon, exports.0.is_empty().then_some(idle)).map_err(gone)? {
         if let Some(said) = exports.carry_out(&context, order) {
             // A daemon that died meanwhile shows at the next order.
             let _ = answer(daemon, &said);
@@ -76,8 +73,8 @@ enum Next {
     End,
 }
 
-fn next(daemon: BorrowedFd<'_>, exports: &Exports) -> rustix::io::Result<Next> {
-    let patience = exports.0.is_empty().then(|| timespec(IDLE_MAX));
+fn next(daemon: BorrowedFd<'_>, patience: Option<Duration>) -> rustix::io::Result<Next> {
+    let patience = patience.map(timespec);
     let mut packet = [0; PACKET_MAX];
     loop {
         if wait(&[daemon], patience.as_ref())? == 0 {
@@ -111,7 +108,7 @@ fn wait(fds: &[BorrowedFd<'_>], patience: Option<&Timespec>) -> rustix::io::Resu
 }
 
 fn timespec(duration: Duration) -> Timespec {
-    Timespec::try_from(duration).expect("a minute fits")
+    Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
 #[derive(Default)]

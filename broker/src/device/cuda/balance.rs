@@ -29,12 +29,12 @@
 //! goes meanwhile shifts the floor. Without a list `unlisted` holds everybody's use, and others'
 //! allocations delay the proof while their frees can feign it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use gpulease_words::{Bytes, Pid, SegmentId};
 
-use super::floor::Floor;
+use super::floor::{Above, Floor};
 use crate::witness::{ProcessUse, Reading};
 
 /// A reading, brought to what matters here.
@@ -56,8 +56,13 @@ impl Standing {
     }
 
     /// The processes whose use is at least this.
-    fn at_least(&self, bytes: Bytes) -> BTreeMap<Pid, Bytes> {
-        self.listed.iter().filter(|(_, used)| **used >= bytes).map(|(pid, used)| (*pid, *used)).collect()
+    fn at_least(&self, bytes: Bytes) -> BTreeSet<Pid> {
+        self.listed.iter().filter(|(_, used)| **used >= bytes).map(|(pid, _)| *pid).collect()
+    }
+
+    /// The processes whose use has grown by at least this.
+    fn grown(&self, earlier: &Self, bytes: Bytes) -> BTreeSet<Pid> {
+        self.listed.keys().copied().filter(|pid| self.growth_since(earlier, *pid) >= bytes).collect()
     }
 
     /// By how much a process's use is above what it was.
@@ -81,6 +86,8 @@ pub(super) struct Balance {
     /// Oldest first.
     drains: Vec<Drain>,
     latest: Standing,
+    /// What each holder used when a segment was last found with it, or was last let go.
+    levels: BTreeMap<Pid, Bytes>,
 }
 
 #[derive(Debug)]
@@ -95,8 +102,8 @@ struct Drain {
 enum Place {
     /// Not looked for yet; the standing before the release.
     Unseen(Option<Standing>),
-    /// On these processes' lists, with what each used when that was seen.
-    Listed(BTreeMap<Pid, Bytes>),
+    /// On these processes' lists.
+    Listed(BTreeSet<Pid>),
     /// On no list, or back.
     Unlisted,
     Back,
@@ -105,7 +112,7 @@ enum Place {
 impl Balance {
     /// A book that starts with nothing on its way.
     pub(super) fn new(start: Standing) -> Self {
-        Self { floor: floor(&start), drains: Vec::new(), latest: start }
+        Self { floor: floor(&start), drains: Vec::new(), latest: start, levels: BTreeMap::new() }
     }
 
     /// The handle of a segment was given up, just after this standing was read if there is one; the next reading
@@ -119,28 +126,74 @@ impl Balance {
 
     /// The exporter that had a segment is gone, at a time that nobody saw: any process that uses so much may have it.
     pub(super) fn lost(&mut self, segment: SegmentId, bytes: Bytes) {
-        let place = listed(self.latest.at_least(bytes));
-        self.drains.push(Drain { segment, bytes, place });
+        let holders = self.latest.at_least(bytes);
+        self.levels.extend(holders.iter().map(|pid| (*pid, self.latest.of(*pid))));
+        self.drains.push(Drain { segment, bytes, place: listed(holders) });
     }
 
     /// The card was read anew.
     pub(super) fn read(&mut self, now: Instant, standing: Standing) {
+        self.look_at_holders(&standing);
         for drain in &mut self.drains {
-            drain.find(&standing, &self.latest);
-            drain.look_at_holders(&standing, &self.latest);
+            if let Some(holders) = drain.find(&standing, &self.latest) {
+                self.levels.extend(holders.iter().map(|pid| (*pid, standing.of(*pid))));
+            }
         }
         let above = self.floor.above(standing.unlisted, standing.listed.len());
-        let fell = self.latest.unlisted - standing.unlisted;
+        let gone = self.credit(above);
+        self.find_takers(gone, &standing);
+        self.floor.settle(now, above, self.unlisted_drains().into_iter().sum());
+        self.latest = standing;
+    }
+
+    /// A holder that is gone from the list has nothing; one whose use has fallen has let go of as much as that. The
+    /// fall since the last reading counts too, since it may hide behind growth before.
+    fn look_at_holders(&mut self, now: &Standing) {
+        for (pid, level) in std::mem::take(&mut self.levels) {
+            let used = now.of(pid);
+            let fallen = match now.listed.contains_key(&pid) {
+                true => level.max(self.latest.of(pid)).saturating_sub(used),
+                false => Bytes::MAX,
+            };
+            let mut of_pid: Vec<&mut Drain> =
+                self.drains.iter_mut().filter(|drain| drain.is_with(pid)).collect();
+            let let_go = picked(&mut of_pid, fallen).0;
+            let level = if let_go.is_empty() { level } else { used };
+            let_go.into_iter().for_each(|drain| drain.leave(pid));
+            if self.drains.iter().any(|drain| drain.is_with(pid)) {
+                self.levels.insert(pid, level);
+            }
+        }
+    }
+
+    /// Credits, newest first, what of the unlisted segments can't lie in what is above the floor. Which those are.
+    fn credit(&mut self, above: Above) -> BTreeSet<SegmentId> {
         let sizes = self.unlisted_drains();
         let mut back = sizes.iter().sum::<i64>() - above.holds_of(&sizes);
+        let mut gone = BTreeSet::new();
         for drain in self.drains.iter_mut().rev().filter(|drain| drain.place == Place::Unlisted) {
             if signed(drain.bytes) <= back {
                 back -= signed(drain.bytes);
-                drain.place = moved(drain.bytes, fell, &standing, &self.latest);
+                drain.place = Place::Back;
+                gone.insert(drain.segment);
             }
         }
-        self.floor.settle(now, above, self.unlisted_drains().into_iter().sum());
-        self.latest = standing;
+        gone
+    }
+
+    /// Some of what is gone from where it was may be on another process's list now: of one that took up a descriptor,
+    /// or that had it mapped too and is the oldest holder from now on. Seen over a long time many lists grow; one that
+    /// grew by just such bytes has them.
+    fn find_takers(&mut self, gone: BTreeSet<SegmentId>, now: &Standing) {
+        for (pid, used) in &now.listed {
+            let still_gone = |drain: &&mut Drain| drain.place == Place::Back && gone.contains(&drain.segment);
+            let mut gone: Vec<&mut Drain> = self.drains.iter_mut().filter(still_gone).collect();
+            let (taken, rest) = picked(&mut gone, now.growth_since(&self.latest, *pid));
+            if rest.is_zero() && !taken.is_empty() {
+                taken.into_iter().for_each(|drain| drain.place = Place::Listed([*pid].into()));
+                self.levels.insert(*pid, *used);
+            }
+        }
     }
 
     /// Whether a segment is back; it is forgotten then.
@@ -173,7 +226,7 @@ impl Balance {
 
     fn attributions(&self) -> impl Iterator<Item = (&Drain, Pid)> {
         self.drains.iter().flat_map(|drain| match &drain.place {
-            Place::Listed(holders) => holders.keys().map(|pid| (drain, *pid)).collect::<Vec<_>>(),
+            Place::Listed(holders) => holders.iter().map(|pid| (drain, *pid)).collect::<Vec<_>>(),
             Place::Unseen(_) | Place::Unlisted | Place::Back => Vec::new(),
         })
     }
@@ -186,53 +239,49 @@ impl Balance {
 }
 
 impl Drain {
-    /// Looks for the first time where the bytes are.
-    fn find(&mut self, now: &Standing, latest: &Standing) {
-        let Place::Unseen(before) = &self.place else { return };
+    /// Looks for the first time where the bytes are; the holders, if there are any.
+    fn find(&mut self, now: &Standing, latest: &Standing) -> Option<BTreeSet<Pid>> {
+        let Place::Unseen(before) = &self.place else { return None };
         let in_time = before.is_some();
         let before = before.as_ref().unwrap_or(latest);
-        self.place = match grown(now, before, self.bytes) {
-            Place::Unlisted if in_time && now.unlisted <= before.unlisted => Place::Back,
-            place => place,
-        };
+        let holders = now.grown(before, self.bytes);
+        let is_back = holders.is_empty() && in_time && now.unlisted <= before.unlisted;
+        self.place = if is_back { Place::Back } else { listed(holders.clone()) };
+        Some(holders)
     }
 
-    fn look_at_holders(&mut self, now: &Standing, latest: &Standing) {
-        let Place::Listed(holders) = &mut self.place else { return };
-        let bytes = self.bytes;
-        holders.retain(|pid, seen| {
-            let since_seen = seen.saturating_sub(now.of(*pid));
-            let since_latest = latest.of(*pid).saturating_sub(now.of(*pid));
-            since_seen.max(since_latest) < bytes && now.listed.contains_key(pid)
-        });
-        if holders.is_empty() {
-            self.place = Place::Unlisted;
+    fn is_with(&self, pid: Pid) -> bool {
+        matches!(&self.place, Place::Listed(holders) if holders.contains(&pid))
+    }
+
+    fn leave(&mut self, pid: Pid) {
+        if let Place::Listed(holders) = &mut self.place {
+            holders.remove(&pid);
+            if holders.is_empty() {
+                self.place = Place::Unlisted;
+            }
         }
     }
+}
+
+/// The largest of these that together fit into so many bytes, and what is left of those.
+fn picked<'a>(drains: &mut Vec<&'a mut Drain>, bytes: Bytes) -> (Vec<&'a mut Drain>, Bytes) {
+    drains.sort_by_key(|drain| std::cmp::Reverse(drain.bytes));
+    let (mut left, mut picked) = (bytes, Vec::new());
+    for drain in drains.drain(..) {
+        if let Some(rest) = left.checked_sub(drain.bytes) {
+            left = rest;
+            picked.push(drain);
+        }
+    }
+    (picked, left)
 }
 
 fn floor(standing: &Standing) -> Floor {
     Floor::at(standing.unlisted, standing.listed.len())
 }
 
-/// The processes whose lists have grown by at least so much.
-fn grown(after: &Standing, before: &Standing, bytes: Bytes) -> Place {
-    let grew = |(pid, _): &(&Pid, &Bytes)| after.growth_since(before, **pid) >= bytes;
-    listed(after.listed.iter().filter(grew).map(|(pid, used)| (*pid, *used)).collect())
-}
-
-/// Where unlisted bytes have gone that are missing there now. Seen over a long time many lists grow; the one that grew
-/// by just these bytes, while so many went, belongs to a process that took up a descriptor.
-fn moved(bytes: Bytes, fell: i64, now: &Standing, latest: &Standing) -> Place {
-    let took = |(pid, _): &(&Pid, &Bytes)| now.growth_since(latest, **pid) == bytes;
-    let takers: BTreeMap<Pid, Bytes> = now.listed.iter().filter(took).map(|(p, b)| (*p, *b)).collect();
-    match listed(takers) {
-        Place::Listed(takers) if fell >= signed(bytes) => Place::Listed(takers),
-        Place::Listed(_) | Place::Unseen(_) | Place::Unlisted | Place::Back => Place::Back,
-    }
-}
-
-fn listed(holders: BTreeMap<Pid, Bytes>) -> Place {
+fn listed(holders: BTreeSet<Pid>) -> Place {
     if holders.is_empty() { Place::Unlisted } else { Place::Listed(holders) }
 }
 
@@ -415,6 +464,27 @@ mod tests {
         });
         assert!(!bench.is_back(A));
         assert_eq!(bench.balance.holders(A), [OTHER]);
+    }
+
+    #[test]
+    fn the_next_oldest_holder_is_named_when_the_oldest_lets_go() {
+        let mut bench = Bench::new(&[gib(8), gib(1), mib(2)]);
+        bench.listed.insert(OTHER, CONTEXT);
+        let third = SegmentId::new(3);
+        for (segment, bytes) in [(A, gib(8)), (B, gib(1)), (third, mib(2))] {
+            bench.release(segment, bytes, |card| card.list(JOB, bytes));
+        }
+        // The job dies; one of its segments nobody else had.
+        bench.change(|card| {
+            card.listed.remove(&JOB);
+            card.free(mib(5));
+            card.list(OTHER, gib(8));
+            card.list(OTHER, mib(2));
+        });
+        assert!(bench.is_back(B) && !bench.is_back(A) && !bench.is_back(third));
+        assert_eq!((bench.balance.holders(A), bench.balance.holders(third)), (vec![OTHER], vec![OTHER]));
+        bench.change(|card| card.unlist(OTHER, gib(8)));
+        assert!(bench.is_back(A) && !bench.is_back(third));
     }
 
     #[test]

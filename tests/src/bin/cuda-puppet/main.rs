@@ -1,6 +1,7 @@
 //! Does CUDA and NVML calls as it is told, one message at a time over the socket that is its
 //! standard input. See `gpulease_tests::puppet`.
 
+mod file_mapping;
 mod trials;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ use gpulease_tests::puppet::{receive, send};
 use gpulease_words::{Bytes, Size};
 use rustix::io::{FdFlags, fcntl_getfd};
 
+use file_mapping::FileMapping;
+
 /// What it has, by the names that the test gave.
 #[derive(Default)]
 struct Puppet {
@@ -26,6 +29,7 @@ struct Puppet {
     memory: BTreeMap<String, DeviceMemory>,
     opened: BTreeMap<String, IpcMapping>,
     descriptors: Vec<OwnedFd>,
+    files: Vec<FileMapping>,
 }
 
 /// What goes back: words, and a descriptor or none.
@@ -70,6 +74,16 @@ impl Puppet {
             }
             ["let-go"] => {
                 self.descriptors.clear();
+                Ok((String::new(), None))
+            }
+            ["map-file", size] => self.map_file(size, descriptor),
+            ["fill-files", byte] => {
+                let byte = byte.parse()?;
+                self.files.iter_mut().for_each(|file| file.fill(byte));
+                Ok((String::new(), None))
+            }
+            ["unmap-files"] => {
+                self.files.clear();
                 Ok((String::new(), None))
             }
             [verb, rest @ ..] => {
@@ -241,6 +255,15 @@ impl Puppet {
             chunks.push((descriptor.as_fd(), bytes(size)?));
         }
         trials::views(self.in_context(number.parse()?)?, &chunks)
+    }
+
+    /// Maps a file of host memory, keeps nothing but the mapping, and says the file's bytes where they are all alike.
+    fn map_file(&mut self, size: &str, descriptor: Option<OwnedFd>) -> Reply {
+        let descriptor = descriptor.ok_or("there came no descriptor")?;
+        let file = FileMapping::new(descriptor, usize::try_from(bytes(size)?.get())?)?;
+        let said = file.said();
+        self.files.push(file);
+        Ok((said, None))
     }
 
     fn in_context(&self, number: usize) -> Result<&Context, Box<dyn Error>> {

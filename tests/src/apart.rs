@@ -1,0 +1,46 @@
+//! Tests that need a process of their own: one that finds another driver library than its parent.
+
+use std::process::{Child, Command, Stdio};
+
+use crate::puppet::Gpu;
+
+/// Set in the processes that [`run`] starts.
+const APART: &str = "GPULEASE_TEST_APART";
+
+/// Runs an ignored test of this binary, by its whole name, in a process that finds this card.
+///
+/// # Panics
+/// Where it fails, with what it printed.
+pub fn run(test: &str, gpu: &Gpu) {
+    let output = command(test, gpu).output().expect("this program can be started again");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "{test} on {gpu}:\n{said}");
+    // A name that is wrong runs nothing, which succeeds too.
+    assert!(said.contains("1 passed"), "no test is called {test}:\n{said}");
+}
+
+/// Starts an ignored test as [`run`] does, with pipes for standard input and output.
+///
+/// # Panics
+/// Where it can't be started.
+#[must_use]
+pub fn start(test: &str, gpu: &Gpu) -> Child {
+    let mut command = command(test, gpu);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().expect("this program can be started again")
+}
+
+/// Whether this process was started for the test that asks; where not, the test has nothing to do.
+#[must_use]
+pub fn is_apart() -> bool {
+    std::env::var_os(APART).is_some()
+}
+
+fn command(test: &str, gpu: &Gpu) -> Command {
+    let this = std::env::current_exe().expect("a running program has a path");
+    let mut command = Command::new(this);
+    command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.envs(gpu.environment()).env(APART, "1");
+    command
+}

@@ -1,0 +1,260 @@
+//! What the suite works with: devices to open, and other processes that hold what they made.
+
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpulease_broker::device::cuda::{Canary, Choice, CudaDevice};
+use gpulease_broker::device::host::HostDevice;
+use gpulease_broker::device::{Device, HandleKind, Handover, Kind, Proof};
+use gpulease_broker::exporter::Program;
+use gpulease_tests::faulty::{Faulty, INJECTED};
+use gpulease_tests::programs;
+use gpulease_tests::puppet::{Gpu, Puppet, Turn};
+use gpulease_words::{Bytes, Pid, SegmentId, mib};
+
+/// How long a driver may take to give back what a dead process had.
+const TEARDOWN: Duration = Duration::from_secs(10);
+
+/// Which device, and how it behaves.
+pub(super) struct Bench {
+    kind: Kind,
+    temper: Temper,
+}
+
+/// Whether the device fails now and then.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Temper {
+    Sound,
+    Faulty,
+}
+
+impl Bench {
+    pub(super) fn host(temper: Temper) -> Self {
+        Self { kind: Kind::Host, temper }
+    }
+
+    pub(super) fn gpu(temper: Temper) -> Self {
+        Self { kind: Kind::Cuda, temper }
+    }
+
+    /// A device with nothing on it.
+    pub(super) fn open(&self) -> Subject {
+        let device: Box<dyn Device> = match (self.kind, self.temper) {
+            (Kind::Host, Temper::Sound) => Box::new(host()),
+            (Kind::Host, Temper::Faulty) => Box::new(Faulty::new(host())),
+            (Kind::Cuda, Temper::Sound) => Box::new(cuda()),
+            (Kind::Cuda, Temper::Faulty) => Box::new(Faulty::new(cuda())),
+        };
+        Subject { device, last: 0 }
+    }
+
+    /// Another process, with nothing of the device yet.
+    pub(super) fn process(&self) -> Process {
+        let puppet = Puppet::start(&Gpu::Real(Turn::unneeded()));
+        if self.kind == Kind::Cuda {
+            puppet.must("context 0");
+        }
+        Process { kind: self.kind, puppet }
+    }
+
+    /// Another process that never calls CUDA.
+    pub(super) fn bare_process(&self) -> Process {
+        Process { kind: self.kind, puppet: Puppet::start(&Gpu::Real(Turn::unneeded())) }
+    }
+}
+
+fn host() -> HostDevice {
+    HostDevice::new(0, mib(256), 64)
+}
+
+/// The first GPU that a puppet sees too.
+pub(super) fn cuda() -> CudaDevice {
+    CudaDevice::open(&first(), exporter(), Canary::Skip).expect("the device opens")
+}
+
+pub(super) fn first() -> Choice {
+    let said = Puppet::start(&Gpu::Real(Turn::unneeded())).must("devices");
+    let uuid = said.split('|').nth(1).expect("a line has a name, a UUID and more");
+    format!("cuda:{uuid}").parse().expect("a UUID is a choice")
+}
+
+pub(super) fn exporter() -> Program {
+    Program::at(programs::gpuleased())
+}
+
+/// A device under test.
+pub(super) struct Subject {
+    pub(super) device: Box<dyn Device>,
+    last: u64,
+}
+
+impl Subject {
+    /// Makes a segment; a failure that was injected is tried again, and leaves nothing behind.
+    pub(super) fn make(&mut self, bytes: Bytes) -> (SegmentId, Handover) {
+        self.try_make(bytes, HandleKind::Descriptor).unwrap_or_else(|why| panic!("{bytes}: {why}"))
+    }
+
+    pub(super) fn try_make(
+        &mut self,
+        bytes: Bytes,
+        kind: HandleKind,
+    ) -> Result<(SegmentId, Handover), String> {
+        loop {
+            self.last += 1;
+            let (segment, before) = (SegmentId::new(self.last), self.made());
+            match self.device.create(segment, bytes, kind) {
+                Ok(handover) => {
+                    assert_eq!(self.made(), sum(&[before, bytes]), "the gauge has what was made");
+                    return Ok((segment, handover));
+                }
+                Err(why) => {
+                    assert_eq!(self.made(), before, "a failed creation leaves nothing behind");
+                    if !why.starts_with(INJECTED) {
+                        return Err(why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes a segment back, and what was to be handed over with it.
+    pub(super) fn take_back(&mut self, segment: SegmentId, handover: Handover) {
+        drop(handover);
+        let before = self.made();
+        let start = Instant::now();
+        self.device.reclaim(segment);
+        assert!(start.elapsed() < Duration::from_secs(1), "taking back does not wait");
+        assert_eq!(self.made(), before, "what is not proven free stays in the gauge");
+    }
+
+    /// Asks until the segment is free.
+    pub(super) fn until_freed(&mut self, segment: SegmentId) {
+        let start = Instant::now();
+        loop {
+            match self.device.prove(segment) {
+                Proof::Freed => return,
+                late => assert!(start.elapsed() < TEARDOWN, "{segment} is not free but {late:?}"),
+            }
+            pause();
+        }
+    }
+
+    /// Asks until the segment is overdue with someone to suspect.
+    pub(super) fn until_suspected(&mut self, segment: SegmentId) -> Vec<Pid> {
+        let (start, before) = (Instant::now(), self.made());
+        loop {
+            match self.device.prove(segment) {
+                Proof::Freed => panic!("{segment} is held and was said to be free"),
+                Proof::Overdue(suspects) if !suspects.is_empty() => {
+                    assert_eq!(self.made(), before, "what is not proven free stays in the gauge");
+                    return suspects;
+                }
+                Proof::NotYet | Proof::Overdue(_) => {
+                    assert!(start.elapsed() < TEARDOWN, "{segment} is not reported");
+                }
+            }
+            pause();
+        }
+    }
+
+    /// Asks until the segment is overdue, whoever is suspected, and some times more.
+    pub(super) fn is_held(&mut self, segment: SegmentId) {
+        for _ in 0..50 {
+            assert_ne!(self.device.prove(segment), Proof::Freed, "{segment} is held");
+            pause();
+        }
+    }
+
+    pub(super) fn made(&self) -> Bytes {
+        self.device.gauge().read().expect("nothing changes between calls").bytes
+    }
+}
+
+/// Another process.
+pub(super) struct Process {
+    kind: Kind,
+    puppet: Puppet,
+}
+
+impl Process {
+    pub(super) fn pid(&self) -> Pid {
+        Pid::new(self.puppet.pid())
+    }
+
+    /// Maps a segment and keeps nothing else of it; says its bytes where they are all alike.
+    pub(super) fn map(&self, name: &str, handover: &Handover) -> String {
+        let said = chunks(handover).iter().enumerate().map(|(n, (fd, bytes))| {
+            let size = format!("{}B", bytes.get());
+            match self.kind {
+                Kind::Host => {
+                    self.puppet.give(&format!("map-file {size}"), fd.as_fd()).expect("it is mapped")
+                }
+                Kind::Cuda => {
+                    let (chunk, range) = (format!("{name}-chunk-{n}"), format!("{name}-{n}"));
+                    self.puppet.give(&format!("import {chunk} {size}"), fd.as_fd()).expect("it is imported");
+                    self.puppet.must(&format!("reserve {range} {size}"));
+                    self.puppet.must(&format!("map {range} {chunk} 0B"));
+                    self.puppet.must(&format!("access {range} 0 rw"));
+                    self.puppet.must(&format!("release {chunk}"));
+                    self.puppet.must(&format!("read {range} 0 0B {size}"))
+                }
+            }
+        });
+        let said: Vec<String> = said.collect();
+        if said.iter().all(|word| *word == said[0]) { said[0].clone() } else { "mixed".to_owned() }
+    }
+
+    /// Writes this byte over the first chunk of what it mapped.
+    pub(super) fn fill(&self, name: &str, byte: u8, bytes: Bytes) {
+        match self.kind {
+            Kind::Host => self.puppet.must(&format!("fill-files {byte}")),
+            Kind::Cuda => self.puppet.must(&format!("fill {name}-0 0 0B {byte} {}B", bytes.get())),
+        };
+    }
+
+    /// Unmaps what it mapped under this name (on the host: everything), of this many chunks.
+    pub(super) fn unmap(&self, name: &str, chunks: usize) {
+        match self.kind {
+            Kind::Host => drop(self.puppet.must("unmap-files")),
+            Kind::Cuda => (0..chunks).for_each(|n| drop(self.puppet.must(&format!("unreserve {name}-{n}")))),
+        }
+    }
+
+    /// Keeps the descriptors and does nothing with them.
+    pub(super) fn keep(&self, handover: &Handover) {
+        for (fd, _) in chunks(handover) {
+            self.puppet.give("keep", fd.as_fd()).expect("it takes a descriptor");
+        }
+    }
+
+    /// Closes all that it keeps.
+    pub(super) fn let_go(&self) {
+        self.puppet.must("let-go");
+    }
+
+    pub(super) fn kill(self) {
+        self.puppet.kill();
+    }
+
+    pub(super) fn puppet(&self) -> &Puppet {
+        &self.puppet
+    }
+}
+
+/// A segment's descriptors.
+pub(super) fn chunks(handover: &Handover) -> &[(std::os::fd::OwnedFd, Bytes)] {
+    match handover {
+        Handover::Descriptors(chunks) => chunks,
+        Handover::CudaIpc(_) => panic!("descriptors were asked for"),
+    }
+}
+
+pub(super) fn sum(parts: &[Bytes]) -> Bytes {
+    parts.iter().copied().sum()
+}
+
+/// Between two questions that have no event to wait for.
+pub(super) fn pause() {
+    thread::sleep(Duration::from_millis(2));
+}
