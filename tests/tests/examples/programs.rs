@@ -120,13 +120,13 @@ fn a_run_that_can_get_no_lease_says_why() {
 #[test]
 fn a_shared_lab_runs_more_than_the_device_has() {
     let daemon = Daemon::on_host("64MiB");
-    let output = run(&daemon.socket(), "shared-lab-under-test", &["--steps", "60"]);
+    let output = run(&daemon.socket(), "shared-lab-under-test", &["--steps", "400"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     for name in ["ada", "bela", "chen", "dora"] {
         let told = text.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
         assert!(told.iter().any(|line| line.contains("granted lease")), "{name}: {text}");
-        assert!(told.iter().any(|line| line.contains("step     60 of 60")), "{name}: {text}");
+        assert!(told.iter().any(|line| line.contains("step    400 of 400")), "{name}: {text}");
     }
     assert!(text.contains("number 1 in line"), "they want 140 % at once, so one waits: {text}");
     daemon.stop();
