@@ -1,0 +1,13 @@
+//! The rules of arbitration, each with exact numbers at its edge. Amounts are MiB.
+
+mod accounts;
+mod asks;
+mod barriers;
+mod books;
+mod desk;
+mod growth;
+mod members;
+mod order;
+mod recall;
+mod segments;
+mod sessions;
