@@ -1,7 +1,8 @@
 //! How many decisions a second the arbiter makes, and how their cost grows with what there is.
 //!
-//! A thousand users in two groups, each with a budget; 1, 1,000 and 100,000 leases or waiters. Every cycle leaves
-//! as many as it found. One decision is one `handle` with its effects drained.
+//! A thousand users in two groups, each with a budget; 1, 1,000 and 100,000 leases or waiters, each
+//! of a process of its own with a context to be charged. Every cycle leaves as many as it found.
+//! One decision is one `handle` with its effects drained.
 //!
 //! `cargo bench -p gpulease-arbiter --bench decisions`
 
@@ -21,52 +22,57 @@ const SIZES: [u64; 3] = [1, 1_000, 100_000];
 const USERS: u64 = 1_000;
 /// Leases of 1 GiB that the contended device holds at one time.
 const SEATS: u64 = 64;
+/// What a process's context takes.
+const CONTEXT: Bytes = mib(512);
 const DEVICE: DeviceId = DeviceId::new(0);
+
+/// A process with its session, by number from 0; its user is the number modulo [`USERS`].
+type Client = u64;
 
 struct World {
     arbiter: Arbiter,
     now: Time,
     last: u64,
+    clients: u64,
     /// Who holds what, the oldest first.
-    held: VecDeque<(LeaseId, u64)>,
+    held: VecDeque<(LeaseId, Client)>,
     /// Who waits under which request.
-    asked: BTreeMap<RequestId, u64>,
+    asked: BTreeMap<RequestId, Client>,
 }
 
 impl World {
     fn new(capacity: Bytes, user_limit: impl Fn(u64) -> Option<Bytes>) -> Self {
-        let device = DeviceSpec { id: DEVICE, capacity, overhead_estimate: Bytes::ZERO };
+        let device = DeviceSpec { id: DEVICE, capacity, overhead_estimate: CONTEXT };
         let user = |n: u64| {
             let weight = NonZeroU32::MIN.saturating_add(number(n % 3));
             (Uid::new(number(n)), Budget { limit: user_limit(n), weight, leases_max: None })
         };
+        let staff =
+            Budget { weight: NonZeroU32::MIN.saturating_add(2), limit: Some(capacity), leases_max: None };
         let budgets = Budgets {
-            groups: BTreeMap::from([
-                (
-                    "staff".to_owned(),
-                    Budget { weight: NonZeroU32::MIN.saturating_add(2), ..Budget::default() },
-                ),
-                ("students".to_owned(), Budget::default()),
-            ]),
+            groups: BTreeMap::from([("staff".to_owned(), staff), ("students".to_owned(), Budget::default())]),
             users: (0..USERS).map(user).collect(),
             ..Budgets::default()
         };
-        let arbiter = Arbiter::new(Policy::default(), budgets, &[device]);
-        let mut world =
-            Self { arbiter, now: Time::START, last: 0, held: VecDeque::new(), asked: BTreeMap::new() };
-        for user in 0..USERS {
-            let group = if user % 4 == 0 { "staff" } else { "students" };
-            let peer = Peer {
-                process: ProcessId::new(user + 1),
-                pid: Pid::new(number(user + 1)),
-                uid: Uid::new(number(user)),
-                group: Some(group.to_owned()),
-                program: "bench".to_owned(),
-            };
-            let request = world.request();
-            world.tell(Event::Open { request, peer });
-        }
-        world
+        let policy = Policy { sessions_max: u32::MAX, ..Policy::default() };
+        let arbiter = Arbiter::new(policy, budgets, &[device]);
+        Self { arbiter, now: Time::START, last: 0, clients: 0, held: VecDeque::new(), asked: BTreeMap::new() }
+    }
+
+    fn client(&mut self) -> Client {
+        let client = self.clients;
+        self.clients += 1;
+        let user = client % USERS;
+        let peer = Peer {
+            process: ProcessId::new(client + 1),
+            pid: Pid::new(number(client + 1)),
+            uid: Uid::new(number(user)),
+            group: Some(if user % 4 == 0 { "staff" } else { "students" }.to_owned()),
+            program: "bench".to_owned(),
+        };
+        let request = self.request();
+        self.tell(Event::Open { request, peer });
+        client
     }
 
     fn request(&mut self) -> RequestId {
@@ -85,8 +91,8 @@ impl World {
         while let Some(effect) = self.arbiter.poll_effect() {
             match effect {
                 Effect::Granted { request: Some(request), lease } => {
-                    let user = self.asked.remove(&request).expect("it was asked for");
-                    self.held.push_back((lease, user));
+                    let client = self.asked.remove(&request).expect("it was asked for");
+                    self.held.push_back((lease, client));
                 }
                 Effect::Create { segment, .. } | Effect::Reclaim { segment, .. } => made = Some(segment),
                 Effect::Denied { denial, .. } => panic!("{denial}"),
@@ -96,11 +102,11 @@ impl World {
         made
     }
 
-    fn acquire(&mut self, user: u64, reserve: Bytes) {
+    fn acquire(&mut self, client: Client, reserve: Bytes) {
         let request = self.request();
-        self.asked.insert(request, user);
+        self.asked.insert(request, client);
         let terms = Terms {
-            name: format!("job{}", self.last % 10),
+            name: format!("job{}", client / USERS % 10),
             reserve,
             limit: gib(4),
             devices: DeviceWish::Any(NonZeroU32::MIN),
@@ -108,24 +114,24 @@ impl World {
             pinning: Pinning::Movable,
             guest: None,
         };
-        let session = SessionId::new(user + 1);
+        let session = SessionId::new(client + 1);
         self.tell(Event::Acquire { request, session, ask_name: request.0, terms });
     }
 
     /// Releases the lease that was granted first; says whose it was.
-    fn release(&mut self) -> u64 {
-        let (lease, user) = self.held.pop_front().expect("there is always one");
+    fn release(&mut self) -> Client {
+        let (lease, client) = self.held.pop_front().expect("there is always one");
         let request = self.request();
-        let authority = Authority::Session(SessionId::new(user + 1));
+        let authority = Authority::Session(SessionId::new(client + 1));
         self.tell(Event::Release { request, authority, lease });
-        user
+        client
     }
 
     /// A segment above the reserve comes and goes: allocate, created, free, freed.
     fn grow_and_shrink(&mut self) {
-        let (lease, user) = self.held.pop_front().expect("there is always one");
-        self.held.push_back((lease, user));
-        let session = SessionId::new(user + 1);
+        let (lease, client) = self.held.pop_front().expect("there is always one");
+        self.held.push_back((lease, client));
+        let session = SessionId::new(client + 1);
         let (allocate, free) = (self.request(), self.request());
         let made = self.tell(Event::Allocate {
             request: allocate,
@@ -146,18 +152,22 @@ impl World {
     /// `n` leases on a device that has room for more.
     fn with_leases(n: u64) -> Self {
         let mut world = Self::new(gib(1 << 20), |_| Some(gib(4_096)));
-        for i in 0..n {
-            world.acquire(i % USERS, mib(2));
+        for _ in 0..n {
+            let client = world.client();
+            world.acquire(client, mib(2));
         }
         world
     }
 
     /// A full device and `n` asks in the line; one in five wants two seats, and so is passed over
-    /// while only one is empty. Each third user may have one seat only.
+    /// while only one is empty. Each third user has a budget of one large or two small seats.
     fn with_waiters(n: u64) -> Self {
-        let mut world = Self::new(gib(SEATS), |user| (user % 3 == 0).then(|| gib(2)));
+        let seat = gib(1).checked_add(CONTEXT).expect("small");
+        let capacity = seat.checked_mul(SEATS).expect("small");
+        let mut world = Self::new(capacity, |user| (user % 3 == 0).then(|| gib(3)));
         for i in 0..SEATS + n {
-            world.acquire(i * 7 % USERS, gib(1 + u64::from(i >= SEATS && i % 5 == 4)));
+            let client = world.client();
+            world.acquire(client, gib(1 + u64::from(i >= SEATS && i % 5 == 4)));
         }
         assert_eq!(world.asked.len() as u64, n, "so many wait");
         world
@@ -182,17 +192,17 @@ type Cycle = (&'static str, u64, fn(u64) -> World, fn(&mut World));
 
 const CYCLES: [Cycle; 4] = [
     ("grant and release beside leases", 2, World::with_leases, |world| {
-        let user = world.release();
-        world.acquire(user, mib(2));
+        let client = world.release();
+        world.acquire(client, mib(2));
     }),
     ("segment beside leases", 4, World::with_leases, World::grow_and_shrink),
     ("release to the next of the waiters", 2, World::with_waiters, |world| {
-        let user = world.release();
-        world.acquire(user, gib(1));
+        let client = world.release();
+        world.acquire(client, gib(1));
     }),
     ("release to the next of the barriers", 2, World::with_barriers, |world| {
-        let user = world.release();
-        world.acquire(user, gib(1));
+        let client = world.release();
+        world.acquire(client, gib(1));
     }),
 ];
 

@@ -1,18 +1,16 @@
 //! A storm of seeded events, sound and unsound, with every derived figure recomputed after each.
 //! The order of the line is compared with a slow search at every grant (see `settle`).
 
+mod weather;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, Uid, mib};
+use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, mib};
 
 use crate::accounts::Resource;
 use crate::line::ask::{Ask, Post, Stage};
-use crate::{
-    Arbiter, Authority, Budget, Budgets, DeviceSpec, DeviceWish, Effect, Event, Guard, Patience, Peer,
-    Pinning, Policy, RequestId, SegmentKind, Terms, Time,
-};
+use crate::{Arbiter, Budgets, DeviceSpec, Effect, Event, Policy, RequestId, Time};
 
 struct Storm {
     arbiter: Arbiter,
@@ -77,190 +75,12 @@ impl Storm {
         }
     }
 
-    fn policy(&mut self) -> Policy {
-        Policy {
-            max_wait: Duration::from_secs(self.under(40)),
-            adrift_grace: Duration::from_secs(self.under(30)),
-            unattended_grace: Duration::from_secs(self.under(20)),
-            asks_per_uid: 4 + u32::try_from(self.under(10)).expect("small"),
-            leases_per_uid: 3 + u32::try_from(self.under(10)).expect("small"),
-            segments_per_lease: 2 + u32::try_from(self.under(10)).expect("small"),
-            members_per_lease: 2 + u32::try_from(self.under(3)).expect("small"),
-            ..Policy::default()
-        }
-    }
-
-    fn budget(&mut self, scale: u64) -> Budget {
-        let limit = (self.under(2) == 0).then(|| mib(2 * (5 + self.under(scale))));
-        let leases_max = (self.under(4) == 0).then(|| 1 + u32::try_from(self.under(4)).expect("small"));
-        Budget {
-            limit,
-            weight: NonZeroU32::MIN.saturating_add(u32::try_from(self.under(4)).expect("small")),
-            leases_max,
-        }
-    }
-
-    fn budgets(&mut self) -> Budgets {
-        Budgets {
-            host: self.budget(120),
-            groups: BTreeMap::from([("g0".to_owned(), self.budget(70)), ("g1".to_owned(), self.budget(70))]),
-            users: BTreeMap::from([(Uid::new(1), self.budget(50))]),
-            default_user: self.budget(50),
-            jobs: vec![("a*".to_owned(), self.budget(40))],
-            default_job: self.budget(40),
-        }
-    }
-
     fn request(&mut self, what: &'static str, by: ProcessId) -> RequestId {
         self.requests += 1;
         let request = RequestId(self.requests);
         self.open.insert(request, what);
         self.asked.insert(request, by);
         request
-    }
-
-    fn peer(&mut self, process: ProcessId) -> Peer {
-        let uid = u32::try_from(process.get() % 5).expect("small");
-        let group = (uid > 0).then(|| format!("g{}", uid % 2));
-        let pid = Pid::new(u32::try_from(process.get()).expect("small"));
-        Peer { process, pid, uid: Uid::new(uid), group, program: "storm".to_owned() }
-    }
-
-    fn event(&mut self) -> Event {
-        let (session, process) = self.pick(&self.sessions.clone(), (SessionId::new(999), ProcessId::new(0)));
-        let lease = self.pick(&self.leases.clone(), LeaseId::new(999));
-        let segment = self.pick(&self.segments.clone(), SegmentId::new(9999));
-        let device = DeviceId::new(u32::try_from(self.under(DEVICES)).expect("small"));
-        let ask_name = self.under(12);
-        match self.under(100) {
-            0..9 => {
-                let again = self.under(4) == 0 && process.get() > 0;
-                let process = if again { process } else { self.fresh() };
-                let peer = self.peer(process);
-                Event::Open { request: self.request("open", process), peer }
-            }
-            9..11 => Event::Adrift { session },
-            11..13 => Event::Rejoined { session },
-            13 => Event::Close { request: self.request("close", process), session },
-            14..16 => Event::Died { process },
-            16..40 => {
-                let terms = self.terms();
-                Event::Acquire { request: self.request("acquire", process), session, ask_name, terms }
-            }
-            40..42 => Event::Unattended { session, ask_name },
-            42 => Event::Withdraw { request: self.request("withdraw", process), session, ask_name },
-            43..46 => Event::Join { request: self.request("join", process), session, lease },
-            46..48 => {
-                let child = self.fresh();
-                let peer = self.peer(child);
-                Event::Admit { request: self.request("admit", process), session, lease, peer }
-            }
-            48..51 => Event::Resize {
-                request: self.request("resize", process),
-                session,
-                lease,
-                reserve: mib(2 * self.under(20)),
-                limit: mib(2 * self.under(40)),
-            },
-            51..54 => {
-                let authority = match self.under(3) {
-                    0 => Authority::Session(session),
-                    1 => Authority::User(Uid::new(u32::try_from(self.under(5)).expect("small"))),
-                    _ => Authority::Operator,
-                };
-                Event::Release { request: self.request("release", process), authority, lease }
-            }
-            54..76 => self.allocate(session, process, lease, device),
-            76..78 => Event::Abandoned { request: RequestId(self.requests.saturating_sub(self.under(20))) },
-            78..88 => {
-                let mine: Vec<_> = self
-                    .arbiter
-                    .processes
-                    .iter()
-                    .flat_map(|(p, known)| known.segments.iter().map(|s| (*p, *s)).collect::<Vec<_>>())
-                    .collect();
-                let (owner, segment) = self.pick(&mine, (process, segment));
-                let known = self.arbiter.processes.get(&owner).and_then(|p| p.sessions.first().copied());
-                let lease = self.arbiter.lease_of(segment).unwrap_or(lease);
-                Event::Free {
-                    request: self.request("free", owner),
-                    session: known.unwrap_or(session),
-                    lease,
-                    segment,
-                }
-            }
-            88..90 => Event::Claimed { segment },
-            90..92 => {
-                let bytes = (self.under(3) > 0).then(|| mib(self.under(60)));
-                Event::OffBook { device, bytes }
-            }
-            92..95 => Event::Overhead { process, device, bytes: mib(self.under(30)) },
-            95 if self.under(30) == 0 => Event::DeviceLost { device },
-            95..97 => Event::Recall {
-                request: self.request("recall", process),
-                lease,
-                bytes: mib(2 * self.under(4)),
-                within: Duration::from_secs(self.under(10)),
-            },
-            _ => Event::Freed { segment },
-        }
-    }
-
-    fn allocate(
-        &mut self,
-        session: SessionId,
-        process: ProcessId,
-        lease: LeaseId,
-        device: DeviceId,
-    ) -> Event {
-        let member = self.arbiter.leases.get(&lease).and_then(|l| l.members.first().copied());
-        let sessions = member.and_then(|m| self.arbiter.processes[&m].sessions.first().copied());
-        let devices: Vec<DeviceId> =
-            self.arbiter.leases.get(&lease).map_or_else(Vec::new, |l| l.shares.keys().copied().collect());
-        Event::Allocate {
-            request: self.request("allocate", member.unwrap_or(process)),
-            session: sessions.unwrap_or(session),
-            lease,
-            device: self.pick(&devices, device),
-            bytes: mib(2 * self.under(16)),
-            kind: SegmentKind::Descriptor,
-            patience: self.patience(),
-            guard: if self.under(4) == 0 { Guard::Inside } else { Guard::Outside },
-        }
-    }
-
-    fn fresh(&mut self) -> ProcessId {
-        self.processes += 1;
-        ProcessId::new(self.processes)
-    }
-
-    fn patience(&mut self) -> Patience {
-        match self.under(4) {
-            0 => Patience::None,
-            1 => Patience::AtMost(Duration::from_secs(self.under(60))),
-            _ => Patience::Endless,
-        }
-    }
-
-    fn terms(&mut self) -> Terms {
-        let reserve = mib(2 * self.under(20));
-        let devices = match self.under(3) {
-            0 => DeviceWish::These(
-                (0..=self.under(3)).map(|n| DeviceId::new(u32::try_from(n).expect("small"))).collect(),
-            ),
-            _ => {
-                DeviceWish::Any(NonZeroU32::MIN.saturating_add(u32::try_from(self.under(2)).expect("small")))
-            }
-        };
-        Terms {
-            name: ["a1", "a2", "b"][usize::try_from(self.under(3)).expect("small")].to_owned(),
-            reserve,
-            limit: if self.under(10) == 0 { mib(2) } else { Bytes::new(reserve.get() * (1 + self.under(3))) },
-            devices,
-            patience: self.patience(),
-            pinning: Pinning::Movable,
-            guest: (self.under(3) == 0).then(|| Uid::new(2)),
-        }
     }
 
     fn step(&mut self, event: Event) {
@@ -276,7 +96,7 @@ impl Storm {
         let later = self.under(900);
         self.clock += Duration::from_millis(later);
         if std::env::var_os("STORM_TALK").is_some() {
-            println!("{:?} {event:?}", self.clock);
+            eprintln!("{:?} {event:?}", self.clock);
         }
         self.arbiter.handle(Time::after_start(self.clock), event);
         if left {
@@ -416,11 +236,11 @@ fn a_storm_breaks_nothing() {
     let first = std::env::var("STORM_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let mut seen = BTreeSet::new();
     for seed in first..first + seeds {
-        println!("seed {seed}");
+        eprintln!("seed {seed}");
         let mut storm = Storm::new(seed);
         storm.blow(300);
         storm.calm();
         seen.extend(storm.seen);
     }
-    println!("{seen:?}");
+    eprintln!("{seen:?}");
 }
