@@ -4,14 +4,14 @@ mod devices;
 mod lifecycle;
 mod report;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use gpulease_words::Bytes;
+use gpulease_words::{Bytes, DeviceId};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 pub(crate) use lifecycle::{main, supervise};
 
@@ -25,11 +25,17 @@ use crate::settings::{BadSetting, Settings};
 use crate::sockets::{Paths, Place, Rank, Unplaced};
 use crate::tickets::Tickets;
 use crate::users::Names;
-use crate::witness::Roster;
+use crate::witness::{Cards, Roster, Witness};
 use devices::Opened;
 
 /// Hand-over connections: each lives for one claim.
 const HANDOVERS: Bounds = Bounds { connections: 1_024, per_uid: 128 };
+
+/// Threads of the runtime: the driver, and the encoding of large states beside it.
+const WORKERS: usize = 4;
+
+/// How long the first look at the cards may take; it takes a tenth of a second.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
 
 /// How long streams may take to end after their clients were told that the broker stops.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -86,7 +92,7 @@ impl Daemon {
 pub struct Running {
     socket: PathBuf,
     stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Running {
@@ -115,15 +121,16 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(crate) struct Standing {
     pub(crate) socket: PathBuf,
-    /// A line for each device.
+    /// A line for each device, and what an operator should know of it.
     pub(crate) devices: Vec<String>,
+    pub(crate) remarks: Vec<String>,
     pub(crate) desk: Desk,
 }
 
 /// The runtime of a daemon: few threads, since nothing on it takes long.
 pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(4)
+        .worker_threads(WORKERS)
         .thread_name("gpuleased-worker")
         .enable_all()
         .build()
@@ -138,44 +145,60 @@ pub(crate) async fn serve(
     let open_files = raise_open_files();
     let rank = Rank::own();
     let mut place = Place::take(paths(&settings, rank)?, rank)?;
-    let opened = devices::open(&settings, open_files)?;
-    let lines = opened.iter().map(|opened| report::device(&opened.facts)).collect();
-    let house = House::furnish(settings, opened, &place)?;
-    let guests = Guests::new(Bounds::within(open_files));
-    let mut servers = JoinSet::new();
-    let (farewell, leaving) = watch::channel(());
-    let sockets = [(Socket::Jobs, place.jobs()?), (Socket::Operators, place.admin()?)];
-    let handoff = Listener::new(place.handoff()?)?;
-    for (socket, listener) in sockets {
-        let mut leaving = leaving.clone();
-        let stop = async move { drop(leaving.changed().await) };
-        let served = crate::grpc::serve(
-            house.services.clone(),
-            socket,
-            Listener::new(listener)?,
-            guests.clone(),
-            stop,
-        );
-        servers.spawn(served);
-    }
-    drop(leaving);
-    let handoff = tokio::spawn(crate::handoff::serve(handoff, house.handoff.clone()));
-    let driver = tokio::spawn(house.driver.run());
-    let desk = house.services.desk;
-    ready(&Standing { socket: place.paths().jobs.clone(), devices: lines, desk: desk.clone() });
+    let mut opened = devices::open(&settings, open_files)?;
+    // Held until the end.
+    let _claims: Vec<_> = opened.iter_mut().filter_map(devices::Opened::take_claim).collect();
+    let devices = opened.iter().map(|opened| report::device(&opened.facts)).collect();
+    let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
+    let House { driver, services, handoff, mut looked } = House::furnish(settings, opened, &place)?;
+    let desk = services.desk.clone();
+    let driver = tokio::spawn(driver.run());
+    looked.wait().await;
+    let servers = Servers::start(&mut place, services, handoff, Guests::new(Bounds::within(open_files)))?;
+    ready(&Standing { socket: place.paths().jobs.clone(), devices, remarks, desk: desk.clone() });
     until.await;
     tracing::info!("stopping; what jobs have mapped stays theirs");
     desk.tell(World::Stop);
-    drop(farewell);
-    handoff.abort();
-    let ended = async { while servers.join_next().await.is_some() {} };
-    drop(tokio::time::timeout(FAREWELL, ended).await);
-    servers.abort_all();
+    servers.end().await;
     driver.abort();
-    // Its device threads end with it, before the sockets go.
-    drop(driver.await);
-    drop(place);
+    // Its device threads end with it, before the sockets go. One that hangs in its driver is not waited for.
+    drop(tokio::time::timeout(FAREWELL, driver).await);
     Ok(())
+}
+
+/// The tasks that serve the sockets.
+struct Servers {
+    grpc: JoinSet<Result<(), tonic::transport::Error>>,
+    handoff: JoinHandle<()>,
+    farewell: watch::Sender<()>,
+}
+
+impl Servers {
+    fn start(
+        place: &mut Place,
+        services: Services,
+        handoff: Handoff,
+        guests: Arc<Guests>,
+    ) -> Result<Self, StartError> {
+        let (mut grpc, (farewell, leaving)) = (JoinSet::new(), watch::channel(()));
+        for (socket, listener) in [(Socket::Jobs, place.jobs()?), (Socket::Operators, place.admin()?)] {
+            let mut leaving = leaving.clone();
+            // The sender says nothing; it is dropped.
+            let stop = async move { drop(leaving.changed().await) };
+            let listener = Listener::new(listener)?;
+            grpc.spawn(crate::grpc::serve(services.clone(), socket, listener, guests.clone(), stop));
+        }
+        let handoff = tokio::spawn(crate::handoff::serve(Listener::new(place.handoff()?)?, handoff));
+        Ok(Self { grpc, handoff, farewell })
+    }
+
+    /// Lets what is under way come to its end, for a moment.
+    async fn end(mut self) {
+        drop(self.farewell);
+        self.handoff.abort();
+        let ended = async { while self.grpc.join_next().await.is_some() {} };
+        drop(tokio::time::timeout(FAREWELL, ended).await);
+    }
 }
 
 /// The parts that know of each other.
@@ -183,6 +206,7 @@ struct House {
     driver: Driver,
     services: Services,
     handoff: Handoff,
+    looked: FirstLook,
 }
 
 impl House {
@@ -201,6 +225,7 @@ impl House {
             devices: opened.iter().map(|opened| opened.info()).collect(),
         });
         let members = Roster::default();
+        let (witness, looked) = watch_cards(&opened, &members, &world)?;
         let parts = Parts {
             policy: settings.policy,
             budgets: settings.accounts.budgets(capacity),
@@ -211,15 +236,54 @@ impl House {
             names: names.clone(),
             events: events.clone(),
             members,
+            witness,
         };
         let (driver, desk) = Driver::new(parts, (world, news));
-        let handoff = Handoff {
-            liveness: liveness.clone(),
-            tickets,
-            guests: Guests::new(HANDOVERS),
-            desk: desk.clone(),
+        let guests = Guests::new(HANDOVERS);
+        let handoff = Handoff { liveness: liveness.clone(), tickets, guests, desk: desk.clone() };
+        Ok(Self { driver, services: Services { desk, names, events, liveness, about }, handoff, looked })
+    }
+}
+
+/// Starts the witness where there is a card to watch.
+fn watch_cards(
+    opened: &[Opened],
+    members: &Roster,
+    world: &mpsc::UnboundedSender<World>,
+) -> Result<(Option<Witness>, FirstLook), StartError> {
+    let watched: Vec<_> = opened.iter().filter_map(Opened::watched).collect();
+    let (seen, looks) = mpsc::unbounded_channel();
+    let looked = FirstLook { awaited: watched.iter().map(|watched| watched.device).collect(), looks };
+    let cards = if watched.is_empty() { None } else { Cards::open().ok() };
+    let Some(cards) = cards else {
+        return Ok((None, looked));
+    };
+    let world = world.clone();
+    let tell = move |device, testimony| {
+        drop(world.send(World::Witness(device, testimony)));
+        // Nobody listens any more after the first look.
+        drop(seen.send(device));
+    };
+    Ok((Some(Witness::start(cards, watched, members.clone(), tell)?), looked))
+}
+
+/// Waits until the witness has seen each card: before that, what strangers hold would be granted.
+struct FirstLook {
+    awaited: BTreeSet<DeviceId>,
+    looks: mpsc::UnboundedReceiver<DeviceId>,
+}
+
+impl FirstLook {
+    async fn wait(&mut self) {
+        let all = async {
+            while !self.awaited.is_empty() {
+                match self.looks.recv().await {
+                    Some(device) => drop(self.awaited.remove(&device)),
+                    None => return,
+                }
+            }
         };
-        Ok(Self { driver, services: Services { desk, names, events, liveness, about }, handoff })
+        drop(tokio::time::timeout(FIRST_LOOK, all).await);
     }
 }
 

@@ -38,7 +38,7 @@ use crate::event_log::{EventLog, Facts};
 use crate::liveness::{Liveness, Process};
 use crate::tickets::Tickets;
 use crate::users::Names;
-use crate::witness::{Roster, Testimony};
+use crate::witness::{Roster, Testimony, Witness};
 use clock::Clock;
 use command::{Body, Command, Left};
 use publication::Publication;
@@ -65,6 +65,7 @@ pub(crate) struct Parts {
     pub(crate) names: Arc<Names>,
     pub(crate) events: EventLog,
     pub(crate) members: Roster,
+    pub(crate) witness: Option<Witness>,
 }
 
 /// Both ends of the way on which news of the world reach the driver.
@@ -96,6 +97,7 @@ pub(crate) struct Driver {
     names: Arc<Names>,
     events: EventLog,
     members: Roster,
+    witness: Option<Witness>,
     publication: Publication,
     mode: Mode,
 }
@@ -148,6 +150,7 @@ impl Driver {
             names: parts.names,
             events: parts.events,
             members: parts.members,
+            witness: parts.witness,
             publication,
             mode: Mode::Serving,
         };
@@ -292,6 +295,7 @@ impl Driver {
         if self.processes.contains_key(&process) {
             self.step(Event::Died { process });
             self.drop_process(process);
+            self.witness.iter().for_each(Witness::refresh_now);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Where connections come in: how many there may be, and what happens when files run out.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -12,11 +12,16 @@ use rustix::net::SocketFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::liveness::{Caller, Liveness, Unmet};
+
 /// Without a pause, an accept that fails for want of descriptors would be tried without end.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A training job has two connections; this is room for the sessions that one user may have.
 const PER_UID: u32 = 4_096;
+
+/// What there may be in any case, however few files may be open.
+const FEW: u32 = 16;
 
 /// How many connections there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +36,23 @@ impl Bounds {
     /// Connections get two fifths of the open files; as many again may go to the pidfds of their processes, and the
     /// rest to segments. No user gets more than a quarter of them.
     pub(crate) fn within(open_files: u64) -> Self {
-        let connections = u32::try_from(open_files / 5 * 2).unwrap_or(u32::MAX).max(16);
-        Self { connections, per_uid: PER_UID.min(connections / 4) }
+        let connections = u32::try_from(open_files / 5 * 2).unwrap_or(u32::MAX).max(FEW);
+        Self { connections, per_uid: PER_UID.min(connections / 4).max(FEW) }
     }
+}
+
+/// Why a connection is closed again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TurnedAway {
+    /// Nobody knows who it is.
+    #[error("{0}")]
+    Unmet(#[from] Unmet),
+    /// His user has too many.
+    #[error("user {0} has too many connections")]
+    TooMany(Uid),
+    /// The system has no room.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
 }
 
 /// Connections that are open, by user.
@@ -62,7 +81,7 @@ impl Guests {
     }
 
     /// A place for one more connection of this user, unless there are too many.
-    pub(crate) fn seat(self: &Arc<Self>, uid: Uid) -> Option<Seat> {
+    fn seat(self: &Arc<Self>, uid: Uid) -> Option<Seat> {
         let mut present = self.lock();
         let of_user = present.by_uid.get(&uid).copied().unwrap_or(0);
         if present.total >= self.bounds.connections || of_user >= self.bounds.per_uid {
@@ -71,6 +90,20 @@ impl Guests {
         present.total += 1;
         present.by_uid.insert(uid, of_user + 1);
         Some(Seat { guests: self.clone(), uid })
+    }
+
+    /// Who is at the other end of a new connection, and his place.
+    ///
+    /// # Errors
+    /// When he may not come in.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        liveness: &Liveness,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(Caller, Seat), TurnedAway> {
+        let caller = liveness.meet(socket)?;
+        let seat = self.seat(caller.uid).ok_or(TurnedAway::TooMany(caller.uid))?;
+        Ok((caller, seat))
     }
 
     fn lock(&self) -> MutexGuard<'_, Present> {
@@ -136,6 +169,20 @@ impl Listener {
         tokio::time::sleep(PAUSE).await;
     }
 
+    /// After a connection that was closed again. Where the broker lacks something, it says so and lets time pass, so that
+    /// neither the processor nor the log is flooded.
+    pub(crate) async fn regret(&self, why: &TurnedAway) {
+        match why {
+            TurnedAway::Unmet(Unmet::Kernel(_)) | TurnedAway::System(_) => {
+                tracing::warn!(%why, "no descriptor is left to look after a new connection; it is turned away");
+                tokio::time::sleep(PAUSE).await;
+            }
+            TurnedAway::Unmet(Unmet::Gone | Unmet::Hidden) | TurnedAway::TooMany(_) => {
+                tracing::debug!(%why, "a connection was turned away");
+            }
+        }
+    }
+
     fn turn_away(&mut self) {
         drop(self.spare.take());
         drop(accept(self.socket.get_ref()));
@@ -172,7 +219,7 @@ mod tests {
     #[test]
     fn bounds_follow_the_open_files() {
         assert_eq!(Bounds::within(20_000), Bounds { connections: 8_000, per_uid: 2_000 });
-        assert_eq!(Bounds::within(10), Bounds { connections: 16, per_uid: 4 });
+        assert_eq!(Bounds::within(10), Bounds { connections: 16, per_uid: 16 });
         assert_eq!(Bounds::within(u64::MAX).per_uid, 4_096);
     }
 }

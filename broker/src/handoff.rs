@@ -15,7 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::driver::{Desk, World};
-use crate::entrance::{Guests, Listener, Seat};
+use crate::entrance::{Guests, Listener, Seat, TurnedAway};
 use crate::liveness::{Caller, Liveness};
 use crate::tickets::{Claim, Ticket, Tickets};
 
@@ -42,20 +42,18 @@ pub(crate) async fn serve(mut listener: Listener, handoff: Handoff) {
         let socket = listener.accept().await;
         match handoff.receive(socket) {
             Ok(visit) => drop(tokio::spawn(visit.run())),
-            Err(why) => tracing::debug!(why, "a visitor of the hand-over socket was turned away"),
+            Err(why) => listener.regret(&why).await,
         }
     }
 }
 
 impl Handoff {
-    fn receive(&self, socket: OwnedFd) -> Result<Visit, String> {
-        let caller = self.liveness.meet(socket.as_fd()).map_err(|unmet| unmet.to_string())?;
-        let seat =
-            self.guests.seat(caller.uid).ok_or_else(|| format!("user {} has too many open", caller.uid))?;
+    fn receive(&self, socket: OwnedFd) -> Result<Visit, TurnedAway> {
+        let (caller, seat) = self.guests.admit(&self.liveness, socket.as_fd())?;
         let interest = Interest::READABLE | Interest::WRITABLE;
         // SAFETY: the descriptor stays the same and open for the whole life of the AsyncFd, which owns it.
-        let socket = unsafe { AsyncFd::register_with_interest(socket, interest) }
-            .map_err(|error| error.to_string())?;
+        let socket =
+            unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(std::io::Error::from)?;
         Ok(Visit { socket, caller, handoff: self.clone(), _seat: seat })
     }
 }

@@ -76,12 +76,18 @@ pub(crate) fn is_dead(pidfd: &OwnedFd) -> Result<bool, Unmet> {
     Ok(ready > 0)
 }
 
-/// Clock ticks from the boot to the start of the process.
-pub(crate) fn start_time(pid: Pid) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// Clock ticks from the boot to the start of the process; `None` where it cannot be seen.
+pub(crate) fn start_time(pid: Pid) -> Result<Option<u64>, Errno> {
+    let stat = match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::SRCH) | None => return Ok(None),
+            Some(errno) => return Err(errno),
+        },
+    };
     // The command stands in brackets and may itself have brackets and spaces; the start is the 20th field after it.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+    let start = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_ascii_whitespace().nth(19));
+    Ok(start.and_then(|ticks| ticks.parse().ok()))
 }
 
 /// The user and group it runs as.
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn the_own_process_is_read_right() {
         let own = Pid::new(std::process::id());
-        assert!(start_time(own).is_some_and(|ticks| ticks > 0));
+        assert!(start_time(own).expect("read").is_some_and(|ticks| ticks > 0));
         assert!(command_name(own).is_some_and(|name| !name.is_empty() && !name.contains('\n')));
         assert!(!is_dead(&pidfd(own).expect("it lives")).expect("polled"));
         assert!(matches!(pidfd(Pid::new(0)), Err(Unmet::Gone)));

@@ -144,7 +144,7 @@ impl Liveness {
     }
 
     fn identify(&self, pid: Pid, pidfd: OwnedFd) -> Result<Arc<Process>, Unmet> {
-        let started = kernel::start_time(pid);
+        let started = kernel::start_time(pid)?;
         // Alive after its number was looked up: so the number was its own all along.
         if kernel::is_dead(&pidfd)? {
             return Err(Unmet::Gone);

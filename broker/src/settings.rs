@@ -13,6 +13,7 @@ pub use accounts::Accounts;
 pub(crate) use arguments::{Arguments, Work};
 
 use crate::device::choice::DeviceChoice;
+use crate::exporter::Program;
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Budgets.
     pub accounts: Accounts,
+    /// The program that helper processes of GPUs are started from; its `main` has to begin with [`crate::exporter::maybe_run`].
+    pub helpers: Program,
     /// How it logs; a daemon inside another program uses that program's log.
     pub log: Log,
 }
@@ -73,6 +76,7 @@ impl Settings {
             capacity: arguments.capacity.or(file.capacity),
             policy,
             accounts,
+            helpers: Program::default(),
             log: Log {
                 level: arguments.log.clone().or(file.log.level),
                 format: arguments.log_format.or(file.log.format).unwrap_or_default(),

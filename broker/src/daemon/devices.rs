@@ -5,22 +5,46 @@ use gpulease_words::{Bytes, DeviceId, Size};
 use tokio::sync::mpsc;
 
 use super::StartError;
-use crate::device::Device;
 use crate::device::choice::DeviceChoice;
+use crate::device::claim::Claim;
+use crate::device::cuda::{self, Canary, CudaDevice};
 use crate::device::host::HostDevice;
 use crate::device::thread::OwnerThread;
+use crate::device::{Device, Kind};
 use crate::driver::{DeviceFacts, World};
+use crate::exporter::{Program, Scrubbing};
 use crate::settings::{BadSetting, Settings};
+use crate::witness::Watched;
 
 /// A device that can be served.
 pub(super) struct Opened {
     pub(super) facts: DeviceFacts,
     device: Box<dyn Device>,
+    /// What an operator should know of it.
+    pub(super) remarks: Vec<String>,
+    /// Against other brokers, where it is a GPU.
+    claim: Option<Claim>,
 }
 
 impl Opened {
     pub(super) fn info(&self) -> v1::DeviceInfo {
         crate::grpc::device_info(self.facts.id, &self.facts.description, self.facts.capacity)
+    }
+
+    /// As the witness has to watch it, where it is a GPU.
+    pub(super) fn watched(&self) -> Option<Watched> {
+        let DeviceFacts { id, description, capacity, gauge, .. } = &self.facts;
+        match description.kind {
+            Kind::Host => None,
+            Kind::Cuda => {
+                let uuid = description.uuid.clone();
+                Some(Watched { device: *id, uuid, capacity: *capacity, gauge: gauge.clone() })
+            }
+        }
+    }
+
+    pub(super) fn take_claim(&mut self) -> Option<Claim> {
+        self.claim.take()
     }
 }
 
@@ -29,49 +53,119 @@ impl Opened {
 /// # Errors
 /// When a device cannot be used, or is another broker's.
 pub(super) fn open(settings: &Settings, open_files: u64) -> Result<Vec<Opened>, StartError> {
-    let choices =
-        if settings.devices.is_empty() { &[DeviceChoice::Auto] } else { settings.devices.as_slice() };
-    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    let chosen = chosen(&settings.devices)?;
+    let raw = std::thread::scope(|scope| {
+        // Several GPUs at once: each takes most of a second.
+        let each =
+            |(place, choice)| scope.spawn(move || Raw::open(place, choice, &settings.helpers, open_files));
+        let opening: Vec<_> = chosen.iter().enumerate().map(each).collect();
+        let joined =
+            opening.into_iter().map(|thread| thread.join().expect("opening a device does not panic"));
+        joined.collect::<Result<Vec<_>, StartError>>()
+    })?;
+    let mut opened: Vec<Opened> = Vec::new();
+    for (index, raw) in (0..).zip(raw) {
+        let uuid = &raw.device.description().uuid;
+        if opened.iter().any(|other| other.facts.description.uuid == *uuid) {
+            return Err(BadSetting(format!("device {uuid} is named twice; name it once")).into());
+        }
+        opened.push(raw.admit(DeviceId::new(index), settings.capacity)?);
+    }
+    Ok(opened)
+}
+
+/// `auto` as what it stands for here.
+fn chosen(choices: &[DeviceChoice]) -> Result<Vec<DeviceChoice>, StartError> {
+    let choices = if choices.is_empty() { &[DeviceChoice::Auto] } else { choices };
+    let mut chosen = Vec::new();
     for choice in choices {
         match choice {
-            DeviceChoice::Auto => devices.push(host(0, DeviceChoice::embedded(host_total()), open_files)?),
-            DeviceChoice::Cuda(ordinal) => {
-                return Err(StartError::Device(format!("cuda:{ordinal}: not yet")));
+            DeviceChoice::Auto => {
+                let gpus = cuda::visible().map_err(|why| {
+                    StartError::Device(format!(
+                        "{why}; put the driver right, or serve host memory with --device host:8GiB"
+                    ))
+                })?;
+                match gpus.as_slice() {
+                    [] => chosen.push(DeviceChoice::embedded(host_total())),
+                    _ => chosen.extend(gpus.into_iter().map(DeviceChoice::Cuda)),
+                }
             }
-            host_choice @ DeviceChoice::Host(_) => {
-                let index = u32::try_from(devices.len()).expect("a command line names fewer");
-                devices.push(host(index, *host_choice, open_files)?);
+            DeviceChoice::Cuda(_) | DeviceChoice::Host(_) => chosen.push(choice.clone()),
+        }
+    }
+    Ok(chosen)
+}
+
+/// A device that nobody has claimed yet.
+struct Raw {
+    device: Box<dyn Device>,
+    remarks: Vec<String>,
+}
+
+impl Raw {
+    fn open(
+        place: usize,
+        choice: &DeviceChoice,
+        helpers: &Program,
+        open_files: u64,
+    ) -> Result<Self, StartError> {
+        match choice {
+            DeviceChoice::Auto => unreachable!("it was resolved"),
+            DeviceChoice::Cuda(choice) => {
+                let device =
+                    CudaDevice::open(choice, helpers.clone(), Canary::Run).map_err(StartError::Device)?;
+                let remarks = remarks(&device);
+                Ok(Self { device: Box::new(device), remarks })
+            }
+            DeviceChoice::Host(bytes) => {
+                let present = host_total();
+                if *bytes > present {
+                    let why = format!("--device host:{bytes}: the host has {present} in all; give less");
+                    return Err(BadSetting(why).into());
+                }
+                let index = u32::try_from(place).expect("a command line names fewer");
+                let segments_max = usize::try_from(open_files / 5).unwrap_or(usize::MAX);
+                Ok(Self {
+                    device: Box::new(HostDevice::new(index, *bytes, segments_max)),
+                    remarks: Vec::new(),
+                })
             }
         }
     }
-    (0..)
-        .zip(devices)
-        .map(|(index, device)| opened(DeviceId::new(index), device, settings.capacity))
-        .collect()
+
+    fn admit(self, id: DeviceId, capacity: Option<Size>) -> Result<Opened, StartError> {
+        let description = self.device.description();
+        let total = description.total;
+        let capacity = capacity.map_or(total, |size| size.of(total)).round_down();
+        if capacity.is_zero() || capacity > total {
+            let why = format!(
+                "the capacity of device {id} would be {capacity} of its {total}; give at least 2 MiB and at most all of it"
+            );
+            return Err(BadSetting(why).into());
+        }
+        let claim = match description.kind {
+            Kind::Host => None,
+            Kind::Cuda => {
+                Some(Claim::take(&description.uuid).map_err(|taken| StartError::Device(taken.to_string()))?)
+            }
+        };
+        let facts = DeviceFacts::new(id, &*self.device, capacity);
+        Ok(Opened { facts, device: self.device, remarks: self.remarks, claim })
+    }
 }
 
-fn opened(id: DeviceId, device: Box<dyn Device>, capacity: Option<Size>) -> Result<Opened, StartError> {
-    let total = device.description().total;
-    let capacity = capacity.map_or(total, |size| size.of(total)).round_down();
-    if capacity.is_zero() || capacity > total {
-        let why = format!(
-            "the capacity of device {id} would be {capacity} of its {total}; give at least 2 MiB and at most all of it"
-        );
-        return Err(BadSetting(why).into());
-    }
-    Ok(Opened { facts: DeviceFacts::new(id, &*device, capacity), device })
-}
-
-fn host(index: u32, choice: DeviceChoice, open_files: u64) -> Result<Box<dyn Device>, StartError> {
-    let DeviceChoice::Host(bytes) = choice else { unreachable!("only host memory is made here") };
-    let present = host_total();
-    if bytes > present {
-        return Err(
-            BadSetting(format!("--device host:{bytes}: the host has {present} in all; give less")).into()
-        );
-    }
-    let segments_max = usize::try_from(open_files / 5).unwrap_or(usize::MAX);
-    Ok(Box::new(HostDevice::new(index, bytes, segments_max)))
+fn remarks(device: &CudaDevice) -> Vec<String> {
+    let nvml = device.nvml_trouble().map(|why| {
+        format!(
+            "there is no NVML for it ({why}), so nobody can tell what processes without a lease take of it"
+        )
+    });
+    let canary = match device.scrubbing() {
+        Scrubbing::Unknown(why) => Some(format!("whether its driver clears memory is not known: {why}")),
+        _ => None,
+    };
+    nvml.into_iter().chain(canary).collect()
 }
 
 fn host_total() -> Bytes {
@@ -84,7 +178,7 @@ pub(super) fn give_to_threads(
     opened: Vec<Opened>,
     world: &mpsc::UnboundedSender<World>,
 ) -> std::io::Result<Vec<(DeviceFacts, OwnerThread)>> {
-    let started = opened.into_iter().map(|Opened { facts, device }| {
+    let started = opened.into_iter().map(|Opened { facts, device, .. }| {
         let world = world.clone();
         let report = move |completion| drop(world.send(World::Device(completion)));
         OwnerThread::start(facts.id, device, report).map(|thread| (facts, thread))

@@ -71,9 +71,8 @@ async fn either(one: &mut Signal, other: &mut Signal) {
 }
 
 fn announce(standing: &Standing) {
-    for device in &standing.devices {
-        tracing::info!("{device}");
-    }
+    standing.devices.iter().for_each(|device| tracing::info!("{device}"));
+    standing.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
     tracing::info!(socket = %standing.socket.display(), hold = "none", "ready; advisory against processes without a lease");
     notify(&[NotifyState::Ready]);
     if let Some(period) = sd_notify::watchdog_enabled() {

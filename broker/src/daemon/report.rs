@@ -24,6 +24,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), StartError> {
     let opened = devices::open(settings, raise_open_files())?;
     for opened in &opened {
         println!("{}", device(&opened.facts));
+        opened.remarks.iter().for_each(|remark| println!("  {remark}"));
     }
     println!("sockets: {}, {} and {}", paths.jobs.display(), paths.handoff.display(), paths.admin.display());
     println!("hold: none; against processes without a lease the broker is advisory");

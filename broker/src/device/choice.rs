@@ -5,16 +5,18 @@ use std::str::FromStr;
 
 use gpulease_words::{Bytes, Size, gib};
 
+use super::cuda;
+
 /// Served where there is no GPU, if the host has twice as much.
 const EMBEDDED: Bytes = gib(8);
 
 /// A device as it is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// Every GPU, or host memory where there is none.
     Auto,
-    /// The GPU of this CUDA ordinal.
-    Cuda(u32),
+    /// This GPU.
+    Cuda(cuda::Choice),
     /// So much host memory.
     Host(Bytes),
 }
@@ -32,7 +34,7 @@ impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Cuda(choice) => write!(f, "{choice}"),
             Self::Host(bytes) => write!(f, "host:{bytes}"),
         }
     }
@@ -44,10 +46,9 @@ impl FromStr for DeviceChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             None if text == "auto" => Ok(Self::Auto),
-            Some(("cuda", ordinal)) => ordinal
-                .parse()
-                .map(Self::Cuda)
-                .map_err(|_| format!("{ordinal:?} is no number of a GPU; write cuda:0, cuda:1 and so on")),
+            Some(("cuda", _)) => {
+                text.parse().map(Self::Cuda).map_err(|wrong: cuda::ParseChoiceError| wrong.to_string())
+            }
             Some(("host", size)) => host(size),
             Some(_) | None => {
                 Err(format!("{text:?} is no device; write auto, cuda:N or host:SIZE, like host:8GiB"))
@@ -76,7 +77,7 @@ mod tests {
     fn devices_as_people_write_them() {
         for (text, choice) in [
             ("auto", DeviceChoice::Auto),
-            ("cuda:0", DeviceChoice::Cuda(0)),
+            ("cuda:0", DeviceChoice::Cuda(cuda::Choice::Number(0))),
             ("host:64MiB", DeviceChoice::Host(mib(64))),
             ("host:8G", DeviceChoice::Host(gib(8))),
         ] {

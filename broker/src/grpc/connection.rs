@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
-use crate::entrance::{Guests, Listener, Seat};
+use crate::entrance::{Guests, Listener, Seat, TurnedAway};
 use crate::liveness::{Caller, Liveness};
 
 /// How long a peer may take to say anything at all. After that nothing is asked of it: it may be
@@ -44,17 +44,15 @@ pub(super) async fn accept(
                     return;
                 }
             }
-            Err(why) => tracing::debug!(why, "a connection was turned away"),
+            Err(why) => listener.regret(&why).await,
         }
     }
 }
 
 impl Connection {
-    fn new(socket: OwnedFd, liveness: &Liveness, guests: &Arc<Guests>) -> Result<Self, String> {
-        let caller = liveness.meet(socket.as_fd()).map_err(|unmet| unmet.to_string())?;
-        let seat =
-            guests.seat(caller.uid).ok_or_else(|| format!("user {} has too many connections", caller.uid))?;
-        let stream = UnixStream::from_std(socket.into()).map_err(|error| error.to_string())?;
+    fn new(socket: OwnedFd, liveness: &Liveness, guests: &Arc<Guests>) -> Result<Self, TurnedAway> {
+        let (caller, seat) = guests.admit(liveness, socket.as_fd())?;
+        let stream = UnixStream::from_std(socket.into())?;
         let silence = Some(Box::pin(tokio::time::sleep(FIRST_WORD)));
         Ok(Self { stream, caller, silence, _seat: seat })
     }

@@ -173,6 +173,7 @@ fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::cuda::Choice;
     use gpulease_words::mib;
 
     const WHOLE: &str = r#"
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn a_whole_file_is_read() {
         let file = parse(WHOLE).expect("it makes sense");
-        assert_eq!(file.devices, [DeviceChoice::Cuda(0), DeviceChoice::Host(mib(64))]);
+        assert_eq!(file.devices, [DeviceChoice::Cuda(Choice::Number(0)), DeviceChoice::Host(mib(64))]);
         assert_eq!(file.capacity, Some(Size::Share(9_000)));
         let policy = file.policy().expect("it makes sense");
         assert_eq!((policy.asks_per_uid, policy.max_wait), (8, Duration::from_secs(120)));
