@@ -67,7 +67,7 @@ impl World {
             process: ProcessId::new(client + 1),
             pid: Pid::new(number(client + 1)),
             uid: Uid::new(number(user)),
-            group: Some(if user % 4 == 0 { "staff" } else { "students" }.to_owned()),
+            group: Some(if user.is_multiple_of(4) { "staff" } else { "students" }.to_owned()),
             program: "bench".to_owned(),
         };
         let request = self.request();
