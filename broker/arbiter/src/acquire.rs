@@ -77,7 +77,7 @@ impl Arbiter {
         let request = ask.request.expect("it was just asked for");
         match patience {
             Patience::None => {
-                let denial = self.obstacle(ask).denial(ask);
+                let denial = self.obstacle(ask).denial();
                 self.refuse_ask(id, denial);
             }
             Patience::AtMost(_) | Patience::Endless => self.emit(Effect::Queued { request, ask: id }),

@@ -101,7 +101,7 @@ impl Arbiter {
     pub(crate) fn impatience(&self, id: AskId, wanted: &Wanted) -> Option<Denial> {
         let ask = self.line.asks.get(&id)?;
         match (wanted.patience, wanted.guard) {
-            (Patience::None, _) => Some(self.obstacle(ask).denial(ask)),
+            (Patience::None, _) => Some(self.obstacle(ask).denial()),
             (Patience::AtMost(_) | Patience::Endless, Guard::Inside) => {
                 Some(Denial::WouldDeadlock { asked: wanted.bytes })
             }

@@ -12,6 +12,8 @@ pub enum Denial {
     OverBudget { account: String, limit: Bytes, asked: Bytes, overhead: Bytes },
     /// The account is at its limit now, and the asker would not wait.
     AccountFull { account: String, limit: Bytes, charged: Bytes, asked: Bytes },
+    /// The account has room, but asks that have waited longer are due it first, and the asker would not wait.
+    AccountDue { account: String, limit: Bytes, charged: Bytes, asked: Bytes },
     /// No device (or not so many of them) can ever give it.
     TooLarge { asked: Bytes, overhead: Bytes, largest: Bytes },
     /// More devices are asked for than there are.
@@ -60,6 +62,7 @@ impl Denial {
     pub const fn reason(&self) -> Reason {
         match self {
             Self::OverBudget { .. } | Self::AccountFull { .. } => Reason::OverBudget,
+            Self::AccountDue { .. } => Reason::BehindOthers,
             Self::TooLarge { .. } | Self::TooManyDevices { .. } => Reason::TooLarge,
             Self::BeyondLease { .. } => Reason::BeyondLease,
             Self::NoRoom { .. } => Reason::NoRoom,
@@ -95,6 +98,10 @@ impl fmt::Display for Denial {
             Self::AccountFull { account, limit, charged, asked } => write!(
                 f,
                 "{account} holds {charged} of its limit of {limit}, so {asked} more is over it now; wait for its other leases, or release one"
+            ),
+            Self::AccountDue { account, limit, charged, asked } => write!(
+                f,
+                "{account} holds {charged} of its limit of {limit}, but what is left is due to asks that have waited longer than this one for {asked}; wait for it"
             ),
             Self::TooLarge { asked, overhead, largest } if overhead.is_zero() => {
                 write!(f, "{asked} is more than any device here can give; ask for at most {largest}")

@@ -77,11 +77,13 @@ impl Arbiter {
         let mut path = self.accounts.path(account);
         let full = path.find(|(_, node)| node.bytes.room(Standing::Newcomer) < asked.get());
         full.map_or(Ok(()), |(_, node)| {
-            Err(Denial::AccountFull {
-                account: node.key.to_string(),
-                limit: Bytes::new(node.bytes.limit().unwrap_or(u64::MAX)),
-                charged: Bytes::new(node.bytes.used()),
-                asked,
+            let account = node.key.to_string();
+            let (limit, charged) = (node.bytes.limit().unwrap_or(u64::MAX), node.bytes.used());
+            let (limit, charged) = (Bytes::new(limit), Bytes::new(charged));
+            Err(if node.bytes.left() < asked.get() {
+                Denial::AccountFull { account, limit, charged, asked }
+            } else {
+                Denial::AccountDue { account, limit, charged, asked }
             })
         })
     }
@@ -93,6 +95,10 @@ impl Arbiter {
             self.charge(lease, device, Bucket::Overhead, bytes);
             let context = Context { bytes, figure: Figure::Estimated, lease };
             self.process_mut(process).contexts.insert(device, context);
+            // The witness says a figure once; it may have said it before there was a lease to charge.
+            if let Some(measured) = self.process(process).measured.get(&device).copied() {
+                self.overhead(process, device, measured);
+            }
         }
         self.lease_mut(lease).members.insert(process);
         self.process_mut(process).leases.insert(lease);
@@ -138,9 +144,11 @@ impl Arbiter {
     }
 
     pub(crate) fn overhead(&mut self, process: ProcessId, device: DeviceId, bytes: Bytes) {
-        let Some(known) = self.processes.get_mut(&process) else {
+        let Some(known) = self.processes.get_mut(&process).filter(|_| self.ledger.get(device).is_some())
+        else {
             return;
         };
+        known.measured.insert(device, bytes);
         let Some(context) = known.contexts.get_mut(&device) else {
             return;
         };

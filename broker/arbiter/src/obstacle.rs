@@ -127,19 +127,21 @@ fn on_device(reason: Reason, device: DeviceId, asked: Bytes, room: Bytes) -> Obs
 
 impl Obstacle {
     /// As a refusal for one who does not wait.
-    pub(crate) fn denial(&self, _: &Ask) -> Denial {
+    pub(crate) fn denial(&self) -> Denial {
         match (&self.account, self.device) {
             (Some(Account { path, resource: Resource::Slots, limit, .. }), _) => Denial::TooMany {
                 what: "leases",
                 account: path.clone(),
                 max: u32::try_from(*limit).unwrap_or(u32::MAX),
             },
-            (Some(Account { path, resource: Resource::Bytes, limit, used }), _) => Denial::AccountFull {
-                account: path.clone(),
-                limit: Bytes::new(*limit),
-                charged: Bytes::new(*used),
-                asked: self.asked,
-            },
+            (Some(Account { path, resource: Resource::Bytes, limit, used }), _) => {
+                let (account, limit, charged) = (path.clone(), Bytes::new(*limit), Bytes::new(*used));
+                if self.reason == Reason::BehindOthers {
+                    Denial::AccountDue { account, limit, charged, asked: self.asked }
+                } else {
+                    Denial::AccountFull { account, limit, charged, asked: self.asked }
+                }
+            }
             (None, Some(device)) => Denial::NoRoom { asked: self.asked, room: self.room, device },
             (None, None) => unreachable!("an obstacle is an account or a device"),
         }

@@ -44,6 +44,8 @@ pub(crate) struct Process {
     pub(crate) segments: BTreeSet<SegmentId>,
     pub(crate) asks: BTreeSet<AskId>,
     pub(crate) contexts: BTreeMap<DeviceId, Context>,
+    /// What the witness last said of it, charged or not.
+    pub(crate) measured: BTreeMap<DeviceId, Bytes>,
 }
 
 impl Process {
@@ -55,6 +57,7 @@ impl Process {
             segments: BTreeSet::new(),
             asks: BTreeSet::new(),
             contexts: BTreeMap::new(),
+            measured: BTreeMap::new(),
         }
     }
 

@@ -201,6 +201,7 @@ pub(super) fn with_names(denial: &Denial, names: &Names) -> Denial {
     let mut denial = denial.clone();
     if let Denial::OverBudget { account, .. }
     | Denial::AccountFull { account, .. }
+    | Denial::AccountDue { account, .. }
     | Denial::TooMany { account, .. } = &mut denial
     {
         *account = account_path(account, names);

@@ -167,6 +167,9 @@ fn a_barrier_is_not_starved_inside_its_group() {
         (Reason::BehindOthers, 20),
         "the group has room for 20, but 50 were due before"
     );
+    let denial = desk.refused(small, want(20).patient(NOW));
+    let (account, asked) = ("group.lab".to_owned(), mib(20));
+    assert_eq!(denial, Denial::AccountDue { account, limit: mib(60), charged: mib(40), asked });
     desk.lease(outside, want(100));
     desk.release(small, leases[0]);
     assert_eq!(desk.line().len(), 2);

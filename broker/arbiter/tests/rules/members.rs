@@ -95,6 +95,18 @@ fn the_measured_figure_replaces_the_estimate() {
 }
 
 #[test]
+fn a_figure_that_was_said_before_the_lease_counts() {
+    let mut desk = Desk::with_overhead(&[100], 10);
+    let client = desk.client(1);
+    desk.tell(Event::Overhead { process: client.process, device: device(0), bytes: mib(14) });
+    let lease = desk.lease(client, want(20));
+    assert_eq!((desk.view(lease).overhead, desk.view(lease).members[0].measured), (mib(14), true));
+    desk.release(client, lease);
+    let lease = desk.lease(client, want(90));
+    assert_eq!((desk.view(lease).overhead, desk.device(0).unbacked), (mib(14), mib(4)));
+}
+
+#[test]
 fn the_context_is_charged_to_the_first_lease_and_then_to_the_next() {
     let mut desk = Desk::with_overhead(&[100], 10);
     let client = desk.client(1);
