@@ -13,7 +13,7 @@ use gpulease_words::{Bytes, DeviceId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-pub(crate) use lifecycle::{main, supervise};
+pub(crate) use lifecycle::main;
 
 use crate::driver::{Desk, Driver, Parts, World};
 use crate::entrance::{Bounds, Guests, Listener};
@@ -150,7 +150,8 @@ pub(crate) async fn serve(
     let _claims: Vec<_> = opened.iter_mut().filter_map(devices::Opened::take_claim).collect();
     let devices = opened.iter().map(|opened| report::device(&opened.facts)).collect();
     let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
-    let House { driver, services, handoff, mut looked } = House::furnish(settings, opened, &place)?;
+    let (farewell, leaving) = watch::channel(());
+    let House { driver, services, handoff, mut looked } = House::furnish(settings, opened, &place, leaving)?;
     let desk = services.desk.clone();
     let driver = tokio::spawn(driver.run());
     looked.wait().await;
@@ -159,6 +160,7 @@ pub(crate) async fn serve(
     until.await;
     tracing::info!("stopping; what jobs have mapped stays theirs");
     desk.tell(World::Stop);
+    drop(farewell);
     servers.end().await;
     driver.abort();
     // Its device threads end with it, before the sockets go. One that hangs in its driver is not waited for.
@@ -170,7 +172,6 @@ pub(crate) async fn serve(
 struct Servers {
     grpc: JoinSet<Result<(), tonic::transport::Error>>,
     handoff: JoinHandle<()>,
-    farewell: watch::Sender<()>,
 }
 
 impl Servers {
@@ -180,21 +181,17 @@ impl Servers {
         handoff: Handoff,
         guests: Arc<Guests>,
     ) -> Result<Self, StartError> {
-        let (mut grpc, (farewell, leaving)) = (JoinSet::new(), watch::channel(()));
+        let mut grpc = JoinSet::new();
         for (socket, listener) in [(Socket::Jobs, place.jobs()?), (Socket::Operators, place.admin()?)] {
-            let mut leaving = leaving.clone();
-            // The sender says nothing; it is dropped.
-            let stop = async move { drop(leaving.changed().await) };
             let listener = Listener::new(listener)?;
-            grpc.spawn(crate::grpc::serve(services.clone(), socket, listener, guests.clone(), stop));
+            grpc.spawn(crate::grpc::serve(services.clone(), socket, listener, guests.clone()));
         }
         let handoff = tokio::spawn(crate::handoff::serve(Listener::new(place.handoff()?)?, handoff));
-        Ok(Self { grpc, handoff, farewell })
+        Ok(Self { grpc, handoff })
     }
 
     /// Lets what is under way come to its end, for a moment.
     async fn end(mut self) {
-        drop(self.farewell);
         self.handoff.abort();
         let ended = async { while self.grpc.join_next().await.is_some() {} };
         drop(tokio::time::timeout(FAREWELL, ended).await);
@@ -210,7 +207,12 @@ struct House {
 }
 
 impl House {
-    fn furnish(settings: Settings, opened: Vec<Opened>, place: &Place) -> Result<Self, StartError> {
+    fn furnish(
+        settings: Settings,
+        opened: Vec<Opened>,
+        place: &Place,
+        leaving: watch::Receiver<()>,
+    ) -> Result<Self, StartError> {
         let (world, news) = mpsc::unbounded_channel();
         let deaths = world.clone();
         let liveness = Arc::new(Liveness::new(move |process| drop(deaths.send(World::Died(process)))));
@@ -241,7 +243,12 @@ impl House {
         let (driver, desk) = Driver::new(parts, (world, news));
         let guests = Guests::new(HANDOVERS);
         let handoff = Handoff { liveness: liveness.clone(), tickets, guests, desk: desk.clone() };
-        Ok(Self { driver, services: Services { desk, names, events, liveness, about }, handoff, looked })
+        Ok(Self {
+            driver,
+            services: Services { desk, names, events, liveness, about, leaving },
+            handoff,
+            looked,
+        })
     }
 }
 
@@ -262,7 +269,7 @@ fn watch_cards(
     let tell = move |device, testimony| {
         drop(world.send(World::Witness(device, testimony)));
         // Nobody listens any more after the first look.
-        drop(seen.send(device));
+        let _ = seen.send(device);
     };
     Ok((Some(Witness::start(cards, watched, members.clone(), tell)?), looked))
 }

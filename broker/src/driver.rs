@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 
 pub(crate) use command::{
     Access, AskUpdate, Departure, Grant, LeaseTerms, Opened, Refusal, Segment, SegmentWish, SessionNotice,
-    Shown, Standing, World,
+    Shown, Standing, StreamEnd, World,
 };
 pub(crate) use desk::{Ask, Desk};
 pub(crate) use view::{DeviceFacts, View};

@@ -20,6 +20,7 @@ use gpulease_proto::v1::observer_server::ObserverServer;
 use gpulease_proto::v1::operators_server::OperatorsServer;
 use gpulease_proto::{FILE_DESCRIPTOR_SET, v1};
 use gpulease_words::Reason;
+use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
@@ -53,6 +54,16 @@ pub(crate) struct Services {
     pub(crate) events: EventLog,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) about: Arc<About>,
+    /// Changes when the broker stops.
+    pub(crate) leaving: watch::Receiver<()>,
+}
+
+impl Services {
+    /// Comes true when the broker stops.
+    async fn stopping(&self) {
+        // The sender says nothing; it is dropped.
+        drop(self.leaving.clone().changed().await);
+    }
 }
 
 /// What the broker says of itself.
@@ -74,17 +85,17 @@ pub(crate) enum Socket {
     Operators,
 }
 
-/// Serves a socket until `stop` comes true.
+/// Serves a socket until the broker stops.
 pub(crate) async fn serve(
     services: Services,
     socket: Socket,
     listener: Listener,
     guests: Arc<Guests>,
-    stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPTED_WAITING);
     let entrance = tokio::spawn(connection::accept(listener, services.liveness.clone(), guests, accepted));
-    let routes = routes(services, socket).await;
+    let routes = routes(services.clone(), socket).await;
+    let stop = services.stopping();
     let served = routes.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop).await;
     entrance.abort();
     served

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
 
-use gpulease_words::{Gid, Pid, Uid};
+use gpulease_words::{Pid, Uid};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::PidfdFlags;
@@ -20,14 +19,13 @@ pub(crate) struct Credentials {
     /// `None`: it is in a pid namespace that the broker cannot see.
     pub(crate) pid: Option<Pid>,
     pub(crate) uid: Uid,
-    pub(crate) gid: Gid,
 }
 
 pub(crate) fn peer(socket: BorrowedFd<'_>) -> Result<Credentials, Unmet> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     option(socket, libc::SO_PEERCRED, &mut found)?;
     let pid = u32::try_from(found.pid).ok().filter(|pid| *pid != 0).map(Pid::new);
-    Ok(Credentials { pid, uid: Uid::new(found.uid), gid: Gid::new(found.gid) })
+    Ok(Credentials { pid, uid: Uid::new(found.uid) })
 }
 
 /// The number of a socket's peer, for people.
@@ -90,10 +88,12 @@ pub(crate) fn start_time(pid: Pid) -> Result<Option<u64>, Errno> {
     Ok(start.and_then(|ticks| ticks.parse().ok()))
 }
 
-/// The user and group it runs as.
-pub(crate) fn owner(pid: Pid) -> Option<(Uid, Gid)> {
-    let stat = fs::metadata(format!("/proc/{pid}")).ok()?;
-    Some((Uid::new(stat.uid()), Gid::new(stat.gid())))
+/// The user it runs as.
+pub(crate) fn owner(pid: Pid) -> Option<Uid> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // Real, effective, saved and file-system; what a socket tells of its peer is the effective one.
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    uids.split_ascii_whitespace().nth(1)?.parse().ok().map(Uid::new)
 }
 
 /// The name of its command, at most 15 letters; never blocks on the process itself, as its command line would.

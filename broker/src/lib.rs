@@ -43,8 +43,12 @@ pub use sockets::Unplaced;
 /// Runs the daemon as `gpuleased` does; the command line of the process is its input.
 #[must_use]
 pub fn main() -> std::process::ExitCode {
-    if let Some(code) = exporter::maybe_run() {
-        return code;
-    }
-    daemon::main()
+    exporter::maybe_run().unwrap_or_else(|| main_with(std::env::args_os()))
+}
+
+/// Runs the daemon with another command line, whose first word is the program's name. The `main` of the program has to
+/// begin with [`exporter::maybe_run`], since helper processes are started from it.
+#[must_use]
+pub fn main_with(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> std::process::ExitCode {
+    daemon::main(arguments)
 }

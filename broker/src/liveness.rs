@@ -10,7 +10,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use gpulease_words::{Gid, Pid, ProcessId, Uid};
+use gpulease_words::{Pid, ProcessId, Uid};
+use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
@@ -57,7 +58,6 @@ impl Drop for Process {
 pub(crate) struct Caller {
     pub(crate) process: Arc<Process>,
     pub(crate) uid: Uid,
-    pub(crate) gid: Gid,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,10 +126,10 @@ impl Liveness {
     /// # Errors
     /// When it is gone or cannot be seen.
     pub(crate) fn meet(&self, socket: BorrowedFd<'_>) -> Result<Caller, Unmet> {
-        let Credentials { pid, uid, gid } = kernel::peer(socket)?;
+        let Credentials { pid, uid } = kernel::peer(socket)?;
         let pid = pid.ok_or(Unmet::Hidden)?;
         let process = self.identify(pid, kernel::peer_pidfd(socket, pid)?)?;
-        Ok(Caller { process, uid, gid })
+        Ok(Caller { process, uid })
     }
 
     /// The living process of this number and its user, as an owner names its child.
@@ -138,9 +138,9 @@ impl Liveness {
     /// When there is none.
     pub(crate) fn find(&self, pid: Pid) -> Result<Caller, Unmet> {
         let pidfd = kernel::pidfd(pid)?;
-        let (uid, gid) = kernel::owner(pid).ok_or(Unmet::Gone)?;
+        let uid = kernel::owner(pid).ok_or(Unmet::Gone)?;
         let process = self.identify(pid, pidfd)?;
-        Ok(Caller { process, uid, gid })
+        Ok(Caller { process, uid })
     }
 
     fn identify(&self, pid: Pid, pidfd: OwnedFd) -> Result<Arc<Process>, Unmet> {
@@ -168,14 +168,19 @@ impl Liveness {
     /// Sees to it that its death is told. More than one call is one watch.
     ///
     /// # Errors
-    /// When the kernel has no room to watch one more.
-    pub(crate) fn watch(self: &Arc<Self>, process: &Arc<Process>) -> std::io::Result<()> {
+    /// When it is dead already, which nobody would be told any more, or the kernel has no room to watch one more.
+    pub(crate) fn watch(self: &Arc<Self>, process: &Arc<Process>) -> Result<(), Unmet> {
+        // Its connection may live on in another process's hands.
+        if kernel::is_dead(&process.pidfd)? {
+            return Err(Unmet::Gone);
+        }
         if process.watch.get().is_some() {
             return Ok(());
         }
         let interest = tokio::io::Interest::READABLE;
         // SAFETY: the descriptor stays the same and open for the whole life of the AsyncFd, which owns a share of it.
-        let exit = unsafe { AsyncFd::register_with_interest(process.pidfd.clone(), interest) }?;
+        let exit = unsafe { AsyncFd::register_with_interest(process.pidfd.clone(), interest) }
+            .map_err(|error| Errno::from_io_error(&std::io::Error::from(error)).unwrap_or(Errno::IO))?;
         let (id, liveness) = (process.id, self.clone());
         let task = tokio::spawn(async move {
             if exit.readable().await.is_ok() {
@@ -235,6 +240,7 @@ mod tests {
         child.kill().expect("killed");
         let dead = tokio::time::timeout(Duration::from_secs(10), deaths.recv()).await;
         assert_eq!(dead.expect("in time"), Some(met.process.id()));
+        assert!(matches!(liveness.watch(&met.process), Err(Unmet::Gone)));
         // A zombie still has its number, and is dead all the same.
         assert!(matches!(liveness.find(Pid::new(child.id())), Err(Unmet::Gone)));
         child.wait().expect("reaped");

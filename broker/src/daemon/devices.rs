@@ -170,7 +170,7 @@ fn remarks(device: &CudaDevice) -> Vec<String> {
 
 fn host_total() -> Bytes {
     let info = rustix::system::sysinfo();
-    Bytes::new(u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit)))
+    Bytes::new(info.totalram.saturating_mul(u64::from(info.mem_unit)))
 }
 
 /// Gives each device to its owner thread.

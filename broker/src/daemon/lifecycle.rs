@@ -1,5 +1,6 @@
 //! The daemon as a process: its log, its signals, its service manager.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use crate::settings::{Arguments, Log, LogFormat, Settings, Work};
 /// Bad configuration, as `sysexits.h` numbers it.
 const BAD_CONFIGURATION: u8 = 78;
 
-/// Runs the daemon as `gpuleased` does.
-pub(crate) fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+/// Runs the daemon with this command line.
+pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
             drop(error.print());
@@ -46,7 +47,7 @@ fn run(settings: Settings) -> Result<(), StartError> {
 }
 
 /// Serves until a signal says stop; a second one does not wait for anybody.
-pub(crate) async fn supervise(settings: Settings) -> Result<(), StartError> {
+async fn supervise(settings: Settings) -> Result<(), StartError> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (tell, stop) = tokio::sync::oneshot::channel::<()>();
     let serving = serve(settings, announce, async { drop(stop.await) });

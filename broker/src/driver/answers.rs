@@ -12,7 +12,7 @@ use super::command::{
 };
 use super::requests::{AskKey, Pending};
 use super::segments::Recipient;
-use super::sessions::Told;
+use super::sessions::{Attached, Told};
 use super::{Driver, LeaseRecord, TICKETS_PER_UID};
 use crate::credentials::Secret;
 use crate::device::{HandleKind, Order};
@@ -49,10 +49,10 @@ impl Driver {
 
     /// Starts a session's stream. Where the caller left meanwhile, the stream ends by being dropped.
     fn welcome(&mut self, session: SessionId, reply: Reply<Opened>) {
-        let (number, notices) = self.sessions.attach(session);
+        let Attached { number, notices, end } = self.sessions.attach(session);
         let secret = self.sessions.get(session).expect("just attached to").secret;
-        let stream = Departure::new(self.departures.clone(), Left::Stream(session, number));
-        drop(reply.send(Ok(Opened { session, secret, notices, stream })));
+        let departure = Departure::new(self.departures.clone(), Left::Stream(session, number));
+        drop(reply.send(Ok(Opened { session, secret, notices, end, departure })));
     }
 
     /// What the session's own process asks.
@@ -226,7 +226,7 @@ impl Driver {
             }
             Effect::SessionGone { session } => {
                 self.sessions.remove(session);
-                self.requests.forget_session(session);
+                self.requests.end_session(session);
             }
             Effect::ProcessGone { process } => self.drop_process(process),
         }

@@ -171,8 +171,23 @@ pub(crate) struct Opened {
     pub(crate) session: SessionId,
     pub(crate) secret: Secret,
     pub(crate) notices: mpsc::Receiver<SessionNotice>,
+    /// Why the stream ends, once the notices are over.
+    pub(crate) end: oneshot::Receiver<StreamEnd>,
     /// Tells the driver when the stream is dropped.
-    pub(crate) stream: Departure,
+    pub(crate) departure: Departure,
+}
+
+/// Why the driver ends a session's stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// The session was closed, or its process died.
+    Closed,
+    /// The session has a newer stream.
+    Replaced,
+    /// Its client left too many notices unread.
+    Unread,
+    /// The broker is stopping.
+    Stopping,
 }
 
 /// What a session's stream carries.

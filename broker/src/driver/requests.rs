@@ -124,8 +124,27 @@ impl Requests {
         }
     }
 
-    /// Forgets the names of a session's asks.
-    pub(super) fn forget_session(&mut self, session: SessionId) {
+    /// A session is gone: whoever still waits in its name hears it, and the names of its asks are forgotten.
+    pub(super) fn end_session(&mut self, session: SessionId) {
+        let of_session = |pending: &Pending| match pending {
+            Pending::Ask { key, .. } => key.session == session,
+            Pending::Segment { session: own, .. } => *own == session,
+            Pending::Open { .. }
+            | Pending::Plain(_)
+            | Pending::Admit { .. }
+            | Pending::Lease(_)
+            | Pending::Amount(_)
+            | Pending::Unheard => false,
+        };
+        let left: Vec<_> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| of_session(pending))
+            .map(|(request, _)| *request)
+            .collect();
+        left.into_iter()
+            .filter_map(|request| self.take(request))
+            .for_each(|pending| pending.deny(Denial::NoSuchSession));
         let range = AskKey { session, name: 0 }..=AskKey { session, name: u64::MAX };
         let keys: Vec<_> = self.latest.range(range).map(|(key, _)| *key).collect();
         keys.into_iter().for_each(|key| self.forget(key));

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use gpulease_words::{ProcessId, SessionId, Uid};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
-use super::command::{SessionNotice, Shown};
+use super::command::{SessionNotice, Shown, StreamEnd};
 use crate::credentials::Secret;
 use crate::liveness::Caller;
 
@@ -25,6 +25,25 @@ pub(super) struct Session {
 struct Stream {
     number: u64,
     notices: mpsc::Sender<SessionNotice>,
+    end: oneshot::Sender<StreamEnd>,
+}
+
+impl Session {
+    /// Ends the stream, if there is one.
+    fn end_stream(&mut self, why: StreamEnd) {
+        if let Some(stream) = self.stream.take() {
+            // A reader that left does not need to know.
+            let _ = stream.end.send(why);
+        }
+    }
+}
+
+/// The broker's end of a new stream, as its reader gets it.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) number: u64,
+    pub(super) notices: mpsc::Receiver<SessionNotice>,
+    pub(super) end: oneshot::Receiver<StreamEnd>,
 }
 
 /// What came of telling a session something.
@@ -62,12 +81,14 @@ impl Sessions {
     }
 
     /// Gives the session a new stream; an older one ends.
-    pub(super) fn attach(&mut self, id: SessionId) -> (u64, mpsc::Receiver<SessionNotice>) {
+    pub(super) fn attach(&mut self, id: SessionId) -> Attached {
         self.streams += 1;
         let (notices, inbox) = mpsc::channel(NOTICES_UNREAD);
+        let (end, ended) = oneshot::channel();
         let session = self.open.get_mut(&id).expect("a stream is attached to an open session");
-        session.stream = Some(Stream { number: self.streams, notices });
-        (self.streams, inbox)
+        session.end_stream(StreamEnd::Replaced);
+        session.stream = Some(Stream { number: self.streams, notices, end });
+        Attached { number: self.streams, notices: inbox, end: ended }
     }
 
     /// Takes the stream away if it is still this one, and says whether it was.
@@ -84,7 +105,7 @@ impl Sessions {
         };
         match &session.stream {
             Some(stream) if stream.notices.try_send(notice).is_err() => {
-                session.stream = None;
+                session.end_stream(StreamEnd::Unread);
                 Told::CutOff
             }
             Some(_) | None => Told::Done,
@@ -92,11 +113,13 @@ impl Sessions {
     }
 
     pub(super) fn remove(&mut self, id: SessionId) {
-        self.open.remove(&id);
+        if let Some(mut session) = self.open.remove(&id) {
+            session.end_stream(StreamEnd::Closed);
+        }
     }
 
-    /// Ends every stream.
+    /// Ends every stream: the broker is stopping.
     pub(super) fn end_streams(&mut self) {
-        self.open.values_mut().for_each(|session| session.stream = None);
+        self.open.values_mut().for_each(|session| session.end_stream(StreamEnd::Stopping));
     }
 }

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::encode::{denied, event, users_of};
 use super::{Services, encode, status, why};
-use crate::driver::View;
+use crate::driver::{Refusal, View};
 use crate::event_log::From;
 
 /// Messages made ahead of a reader: the state is large, and the next is better than an old one.
@@ -98,6 +98,7 @@ impl Services {
                     Err(_) => return,
                 },
                 () = out.closed() => return,
+                () = self.stopping() => return self.say_stopping(&out).await,
             };
             if view.snapshot.generation < shown {
                 continue;
@@ -105,6 +106,11 @@ impl Services {
             shown = view.snapshot.generation;
             sent = out.send(Ok(self.state(&view, view.snapshot.at).await)).await;
         }
+    }
+
+    async fn say_stopping<T>(&self, out: &Out<T>) {
+        // A reader that left does not need to know.
+        drop(out.send(Err(status(&Refusal::Stopping))).await);
     }
 
     async fn send_events(self, request: v1::EventsRequest, out: Out<v1::EventMessage>) {
@@ -119,7 +125,10 @@ impl Services {
                 return;
             }
         }
-        while !request.no_follow {
+        if request.no_follow {
+            return;
+        }
+        loop {
             let message = tokio::select! {
                 entry = coming.recv() => match entry {
                     Ok(entry) => event(&entry),
@@ -127,6 +136,7 @@ impl Services {
                     Err(RecvError::Closed) => return,
                 },
                 () = out.closed() => return,
+                () = self.stopping() => return self.say_stopping(&out).await,
             };
             if out.send(Ok(message)).await.is_err() {
                 return;

@@ -10,24 +10,25 @@ use gpulease_proto::v1;
 use gpulease_proto::v1::acquire_update::Update;
 use gpulease_proto::v1::session_message::Message;
 use gpulease_words::{AskId, Reason};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tonic::{Code, Status};
 
 use super::encode::{denied, indices, millis};
 use super::waiting::{self, Standing};
 use super::{About, Services};
-use crate::driver::{Ask, AskUpdate, Departure, Grant, Opened, SessionNotice, View};
+use crate::driver::{Ask, AskUpdate, Departure, Grant, Opened, Refusal, SessionNotice, StreamEnd, View};
 
 /// Between two updates of one ask.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A session's stream. The session is adrift when this is dropped.
 #[derive(Debug)]
-pub struct SessionStream {
+pub(crate) struct SessionStream {
     first: Option<v1::Opened>,
-    opened: Opened,
-    ended: bool,
+    notices: mpsc::Receiver<SessionNotice>,
+    end: Option<oneshot::Receiver<StreamEnd>>,
+    _departure: Departure,
 }
 
 impl SessionStream {
@@ -45,7 +46,12 @@ impl SessionStream {
             unattended_grace_ms: millis(about.unattended_grace),
             adrift_grace_ms: millis(about.adrift_grace),
         };
-        Self { first: Some(first), opened, ended: false }
+        Self {
+            first: Some(first),
+            notices: opened.notices,
+            end: Some(opened.end),
+            _departure: opened.departure,
+        }
     }
 }
 
@@ -53,29 +59,37 @@ impl Stream for SessionStream {
     type Item = Result<v1::SessionMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let message = match self.first.take() {
-            Some(first) => Message::Opened(first),
-            None if self.ended => return Poll::Ready(None),
-            None => match std::task::ready!(self.opened.notices.poll_recv(cx)) {
-                Some(notice) => notice_message(notice),
-                None => {
-                    self.ended = true;
-                    return Poll::Ready(Some(Err(stream_over())));
-                }
-            },
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(message(Message::Opened(first)))));
+        }
+        if let Some(notice) = std::task::ready!(self.notices.poll_recv(cx)) {
+            return Poll::Ready(Some(Ok(message(notice_message(notice)))));
+        }
+        let Some(end) = &mut self.end else {
+            return Poll::Ready(None);
         };
-        Poll::Ready(Some(Ok(v1::SessionMessage { message: Some(message) })))
+        // The driver says why before it lets go of the notices; without a word it is gone itself.
+        let why = std::task::ready!(Pin::new(end).poll(cx)).unwrap_or(StreamEnd::Stopping);
+        self.end = None;
+        Poll::Ready(last_word(why).map(Err))
     }
 }
 
-/// The driver let go of the stream: the broker stops, the session was closed or taken up by a newer
-/// stream, or notices were left unread.
-fn stream_over() -> Status {
-    refusal(
-        Code::Unavailable,
-        Reason::Stopping,
-        "the broker ended this stream; rejoin the session, or open a new one",
-    )
+fn message(message: Message) -> v1::SessionMessage {
+    v1::SessionMessage { message: Some(message) }
+}
+
+fn last_word(why: StreamEnd) -> Option<Status> {
+    match why {
+        StreamEnd::Closed => None,
+        StreamEnd::Replaced => Some(Status::aborted("the session has a newer stream")),
+        StreamEnd::Unread => Some(refusal(
+            Code::ResourceExhausted,
+            Reason::TooMany,
+            "too many notices were left unread; rejoin the session, and read its stream",
+        )),
+        StreamEnd::Stopping => Some(super::status(&Refusal::Stopping)),
+    }
 }
 
 fn notice_message(notice: SessionNotice) -> Message {
@@ -96,7 +110,7 @@ fn notice_message(notice: SessionNotice) -> Message {
 
 /// An ask's stream. Dropping it before its end tells the driver that it broke.
 #[derive(Debug)]
-pub struct AskStream {
+pub(crate) struct AskStream {
     ready: Option<v1::AcquireUpdate>,
     following: Option<mpsc::Receiver<Result<v1::AcquireUpdate, Status>>>,
     departure: Option<Departure>,

@@ -18,26 +18,26 @@ use rustix::net::{
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
-pub struct Client {
+pub(crate) struct Client {
     jobs: JobsClient<Channel>,
     observer: ObserverClient<Channel>,
-    pub session: Option<v1::SessionRef>,
+    pub(crate) session: Option<v1::SessionRef>,
     stream: Option<Streaming<v1::SessionMessage>>,
 }
 
 impl Client {
-    pub async fn connect(socket: &Path) -> Self {
+    pub(crate) async fn connect(socket: &Path) -> Self {
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).expect("an address");
         let channel = endpoint.connect_lazy();
         let observer = ObserverClient::new(channel.clone());
         Self { jobs: JobsClient::new(channel), observer, session: None, stream: None }
     }
 
-    pub async fn open(&mut self) {
+    pub(crate) async fn open(&mut self) {
         assert!(self.try_open().await, "the session opens");
     }
 
-    pub async fn try_open(&mut self) -> bool {
+    pub(crate) async fn try_open(&mut self) -> bool {
         let Ok(reply) = self.jobs.open(v1::OpenRequest::default()).await else { return false };
         let mut stream = reply.into_inner();
         let Ok(Some(first)) = stream.message().await else { return false };
@@ -58,11 +58,16 @@ impl Client {
         }
     }
 
-    pub async fn ask(&mut self, name: u64, reserve: Bytes, limit: Bytes) -> Streaming<v1::AcquireUpdate> {
+    pub(crate) async fn ask(
+        &mut self,
+        name: u64,
+        reserve: Bytes,
+        limit: Bytes,
+    ) -> Streaming<v1::AcquireUpdate> {
         self.jobs.acquire(self.request(name, reserve, limit)).await.expect("an answer").into_inner()
     }
 
-    pub async fn acquire(&mut self, name: u64, reserve: Bytes, limit: Bytes) -> v1::Granted {
+    pub(crate) async fn acquire(&mut self, name: u64, reserve: Bytes, limit: Bytes) -> v1::Granted {
         let update = self.ask(name, reserve, limit).await.message().await.expect("an answer");
         match update.and_then(|update| update.update) {
             Some(Update::Granted(granted)) => granted,
@@ -70,7 +75,7 @@ impl Client {
         }
     }
 
-    pub async fn refused(&mut self, name: u64, reserve: Bytes) -> v1::Denied {
+    pub(crate) async fn refused(&mut self, name: u64, reserve: Bytes) -> v1::Denied {
         let wait = Some(v1::WaitPolicy { policy: Some(v1::wait_policy::Policy::NoWait(true)) });
         let request = v1::AcquireRequest { wait, ..self.request(name, reserve, reserve) };
         let update = self.jobs.acquire(request).await.expect("an answer").into_inner().message().await;
@@ -80,7 +85,7 @@ impl Client {
         }
     }
 
-    pub async fn allocate(&mut self, lease: &v1::Granted, bytes: Bytes) -> (u64, Ticket) {
+    pub(crate) async fn allocate(&mut self, lease: &v1::Granted, bytes: Bytes) -> (u64, Ticket) {
         let request = v1::AllocateRequest {
             session: self.session.clone(),
             lease_id: lease.lease_id,
@@ -93,29 +98,29 @@ impl Client {
         (made.segment_id, Ticket::try_from(ticket.as_ref()).expect("16 bytes"))
     }
 
-    pub async fn free(&mut self, lease: &v1::Granted, segment_id: u64) {
+    pub(crate) async fn free(&mut self, lease: &v1::Granted, segment_id: u64) {
         let request = v1::FreeRequest { session: self.session.clone(), lease_id: lease.lease_id, segment_id };
         let reply = self.jobs.free(request).await.expect("an answer").into_inner();
         assert_eq!(reply.denied, None);
     }
 
-    pub async fn release(&mut self, lease: &v1::Granted) {
+    pub(crate) async fn release(&mut self, lease: &v1::Granted) {
         let request = v1::ReleaseRequest { session: self.session.clone(), lease_id: lease.lease_id };
         let reply = self.jobs.release(request).await.expect("an answer").into_inner();
         assert_eq!(reply.denied, None);
     }
 
-    pub async fn close_with_wrong_secret(&mut self) -> Status {
+    pub(crate) async fn close_with_wrong_secret(&mut self) -> Status {
         let session = self.session.clone().map(|s| v1::SessionRef { secret: vec![1; 16].into(), ..s });
         self.jobs.close(v1::CloseRequest { session }).await.expect_err("a wrong secret")
     }
 
-    pub async fn memory(&mut self) -> v1::DeviceMemory {
+    pub(crate) async fn memory(&mut self) -> v1::DeviceMemory {
         let status = self.observer.status(v1::StatusRequest {}).await.expect("an answer").into_inner();
         status.devices[0].memory.expect("a device has memory")
     }
 
-    pub async fn until_memory(&mut self, is_so: impl Fn(&v1::DeviceMemory) -> bool) {
+    pub(crate) async fn until_memory(&mut self, is_so: impl Fn(&v1::DeviceMemory) -> bool) {
         let mut states = self.observer.watch(v1::WatchRequest {}).await.expect("an answer").into_inner();
         loop {
             let state = states.message().await.expect("a stream").expect("it follows");
@@ -125,7 +130,7 @@ impl Client {
         }
     }
 
-    pub async fn why(&mut self, subject: v1::why_request::Subject) -> v1::Why {
+    pub(crate) async fn why(&mut self, subject: v1::why_request::Subject) -> v1::Why {
         let reply = self.observer.why(v1::WhyRequest { subject: Some(subject) }).await.expect("an answer");
         match reply.into_inner().outcome {
             Some(v1::why_reply::Outcome::Why(why)) => why,
@@ -133,7 +138,7 @@ impl Client {
         }
     }
 
-    pub async fn events(&mut self) -> Vec<v1::EventMessage> {
+    pub(crate) async fn events(&mut self) -> Vec<v1::EventMessage> {
         let request = v1::EventsRequest { from_start: true, no_follow: true, after: 0 };
         let mut stream = self.observer.events(request).await.expect("an answer").into_inner();
         let mut events = Vec::new();
@@ -144,27 +149,27 @@ impl Client {
     }
 }
 
-pub fn connect_stream(path: &Path) -> Option<OwnedFd> {
+pub(crate) fn connect_stream(path: &Path) -> Option<OwnedFd> {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).ok()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
     Some(socket)
 }
 
-pub struct Handoff(OwnedFd);
+pub(crate) struct Handoff(OwnedFd);
 
 impl Handoff {
-    pub fn connect(directory: &Path) -> Self {
+    pub(crate) fn connect(directory: &Path) -> Self {
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
         let address = SocketAddrUnix::new(directory.join("handoff.sock")).expect("an address");
         rustix::net::connect(&socket, &address).expect("a server");
         Self(socket)
     }
 
-    pub fn ask(&mut self, request: &Request) -> (Reply, Vec<OwnedFd>) {
+    pub(crate) fn ask(&mut self, request: &Request) -> (Reply, Vec<OwnedFd>) {
         self.ask_bytes(&request.encode())
     }
 
-    pub fn ask_bytes(&mut self, packet: &[u8]) -> (Reply, Vec<OwnedFd>) {
+    pub(crate) fn ask_bytes(&mut self, packet: &[u8]) -> (Reply, Vec<OwnedFd>) {
         let mut none = SendAncillaryBuffer::default();
         rustix::net::sendmsg(&self.0, &[IoSlice::new(packet)], &mut none, SendFlags::empty()).expect("sent");
         let mut buffer = [0; MAX_FRAME];
@@ -187,13 +192,13 @@ impl Handoff {
 }
 
 /// A mapped segment, whose descriptor is closed.
-pub struct Mapping {
+pub(crate) struct Mapping {
     address: *mut u8,
     length: usize,
 }
 
 impl Mapping {
-    pub fn new(descriptor: OwnedFd, bytes: Bytes) -> Self {
+    pub(crate) fn new(descriptor: OwnedFd, bytes: Bytes) -> Self {
         use rustix::mm::{MapFlags, ProtFlags};
         let length = usize::try_from(bytes.get()).expect("it fits");
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -204,7 +209,7 @@ impl Mapping {
         Self { address: address.expect("mapped").cast(), length }
     }
 
-    pub fn write_and_read(&self) {
+    pub(crate) fn write_and_read(&self) {
         // SAFETY: the mapping is ours alone, readable and writable over its whole length.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.address, self.length) };
         assert_eq!((bytes[0], bytes[self.length - 1]), (0, 0));
