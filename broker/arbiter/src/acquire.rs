@@ -9,7 +9,7 @@ use crate::lease::{Attendance, Lease, Owner, Share};
 use crate::ledger::Bucket;
 use crate::line::ask::{Ask, Stage, Want};
 use crate::line::shape::{Shape, Use};
-use crate::process::Named;
+use crate::process::{Named, Presence};
 use crate::session::{too_many, user};
 use crate::{Arbiter, Denial, DeviceWish, Effect, LeaseState, Patience, RequestId, Terms, Time, Why};
 
@@ -219,6 +219,9 @@ impl Arbiter {
             self.timers.set(Why::GrantUnclaimed(lease), until);
         }
         self.emit(Effect::Granted { request: ask.request, lease });
+        if self.sessions[&ask.session].presence == Presence::Away {
+            self.becomes_overdue(lease, |lease| lease.attendance = Attendance::Away);
+        }
     }
 
     fn made(&self, ask: &Ask, ask_name: u64, terms: Terms, devices: &[DeviceId]) -> Lease {

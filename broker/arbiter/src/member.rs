@@ -35,7 +35,9 @@ impl Arbiter {
         let process = self.session(session)?.process;
         let into = self.lease_of_member(process, lease)?;
         if !into.admits(peer.uid) {
-            return Err(Denial::NotAllowed("the process is neither the lease's user's nor the guest's"));
+            return Err(Denial::NotAllowed(
+                "the process is neither the lease's user's nor its guest's; ask for a lease with that user as the guest",
+            ));
         }
         self.same_user(&peer)?;
         let admitted = peer.process;

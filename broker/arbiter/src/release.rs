@@ -144,6 +144,7 @@ impl Arbiter {
                 State::Creating(request) => {
                     if let Some(request) = request.take() {
                         self.creating.remove(&request);
+                        self.deny(request, Denial::Withdrawn);
                     }
                 }
                 State::Live(_) => self.drain(id),

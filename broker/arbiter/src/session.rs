@@ -137,7 +137,7 @@ impl Arbiter {
         let sessions: Vec<SessionId> = dead.sessions.iter().copied().collect();
         // The youngest first: an older one that leaves would let a younger one of the same lease pass.
         for ask in dead.asks.clone().into_iter().rev() {
-            drop(self.drop_ask(ask));
+            self.refuse_ask(ask, Denial::Withdrawn);
         }
         self.drain_all_of(process);
         for lease in self.process(process).leases.clone() {

@@ -84,10 +84,6 @@ impl Storm {
     }
 
     fn step(&mut self, event: Event) {
-        if let Event::Died { process } = &event {
-            let dead = *process;
-            self.open.retain(|request, _| self.asked[request] != dead);
-        }
         if let Event::Abandoned { request } = &event {
             self.open.retain(|open, what| open != request || *what != "allocate");
         }

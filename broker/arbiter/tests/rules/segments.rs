@@ -137,7 +137,7 @@ fn a_segment_in_the_making_of_a_dead_process_is_taken_back_when_made() {
         }
         assert_eq!(desk.device(0).free, mib(100));
         assert!(desk.said.contains(&Effect::LeaseGone { lease }));
-        assert!(!desk.answers.contains_key(&asked));
+        assert_eq!(desk.answer(asked), Answer::Denied(Denial::Withdrawn));
     }
 }
 

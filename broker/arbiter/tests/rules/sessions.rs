@@ -81,7 +81,7 @@ fn a_process_is_watched_while_it_is_needed() {
 }
 
 #[test]
-fn a_death_ends_all_sessions_of_the_process_without_a_word_to_them() {
+fn a_death_ends_all_sessions_of_the_process_and_answers_what_they_asked() {
     let mut desk = Desk::new(&[100]);
     let peer = desk.peer(1, None);
     let [first, second] = [desk.open(peer.clone()), desk.open(peer)];
@@ -90,7 +90,8 @@ fn a_death_ends_all_sessions_of_the_process_without_a_word_to_them() {
     desk.die(first);
     let gone = |session| Effect::SessionGone { session };
     assert!(desk.said.contains(&gone(first.session)) && desk.said.contains(&gone(second.session)));
-    assert!(!desk.said.iter().any(|effect| matches!(effect, Effect::Denied { .. })));
+    let withdrawn = |effect: &&Effect| matches!(effect, Effect::Denied { denial: Denial::Withdrawn, .. });
+    assert_eq!(desk.said.iter().filter(withdrawn).count(), 1);
     assert_eq!((desk.device(0).free, desk.snapshot().sessions), (mib(100), 0));
 }
 
