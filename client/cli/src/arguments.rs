@@ -22,6 +22,7 @@ Examples:
   gpulease run -m 8GiB -- python train.py          run in 8 GiB, waiting for them if need be
   gpulease run -m 8GiB..20GiB -t 4h -- ./train     8 GiB set aside, growth up to 20, for at most 4 hours
   gpulease why a3                                  why ask a3 still waits
+  gpulease demo                                    see it all work, on a private broker
 
 Sizes: 8GiB, 8192MiB, 50% (of a device's capacity); 8G is 8GiB, 8GB is decimal.
 Durations: 30s, 2h, 1h30m, 2:00:00, 1-00:00:00.";
@@ -100,6 +101,11 @@ pub(crate) enum Command {
     Events(EventsArguments),
     /// Look for what keeps gpulease from working here, and say what to do about it
     Doctor,
+    /// Let jobs compete on a private broker for a minute, and check each promise
+    Demo(DemoArguments),
+    /// A job of the demo
+    #[command(hide = true)]
+    DemoJob(DemoJobArguments),
     /// Print a completion script for a shell
     Completion(CompletionArguments),
     /// Ask the holder of a lease for bytes (operators)
@@ -212,6 +218,28 @@ pub(crate) struct EventsArguments {
     /// All that the broker remembers first
     #[arg(long)]
     pub(crate) since_start: bool,
+}
+
+/// Options of `demo`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DemoArguments {
+    /// Use these devices (`cuda:0`, `host:8GiB`), as gpuleased takes them; else every GPU, else host memory
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Vec<String>,
+    /// Keep the private broker's directory (its log, configuration and events) and say where it is
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+/// Options of a job of the demo.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DemoJobArguments {
+    /// Decides weights and data
+    #[arg(long)]
+    pub(crate) seed: u64,
+    /// Its name
+    #[arg(long)]
+    pub(crate) name: String,
 }
 
 /// Options of `completion`.

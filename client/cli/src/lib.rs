@@ -4,6 +4,7 @@ mod arguments;
 mod ask;
 mod clock;
 mod connection;
+mod demo;
 mod doctor;
 mod escape;
 mod events;
@@ -20,6 +21,8 @@ mod signals;
 mod state;
 mod why;
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
@@ -28,10 +31,18 @@ use arguments::{Arguments, Command};
 use exit::{Exit, Failure, Outcome};
 use signals::Signals;
 
-/// Runs `gpulease` on the arguments of the process.
+/// The name under which this program is the daemon: `demo` starts itself so.
+const DAEMON: &str = "gpuleased";
+
+/// Runs `gpulease` on the arguments of the process, or the daemon where that is what it was called by.
 #[must_use]
 pub fn main() -> ExitCode {
-    let arguments = match Arguments::read(&std::env::args_os().collect::<Vec<_>>()) {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let called = line.first().and_then(|name| Path::new(name).file_name());
+    if called.is_some_and(|name| name == DAEMON) {
+        return gpulease_broker::main();
+    }
+    let arguments = match Arguments::read(&line) {
         Ok(arguments) => arguments,
         Err(error) => return misread(&error),
     };
@@ -69,6 +80,8 @@ fn act(arguments: Arguments) -> Outcome {
         Some(Command::Completion(completion)) => complete(completion.shell),
         Some(Command::Run(run)) => with_signals(|signals| run::run(&common, &run, signals)),
         Some(Command::Hold(hold)) => with_signals(|signals| hold::hold(&common, &hold, signals)),
+        Some(Command::Demo(demo)) => with_signals(|signals| demo::demo(&common, &demo, signals)),
+        Some(Command::DemoJob(job)) => demo::job(&job),
         Some(Command::Doctor) => wait_for(doctor::doctor(&common)),
     }
 }
@@ -88,9 +101,13 @@ fn with_signals<F: Future<Output = Outcome>>(command: impl FnOnce(Signals) -> F)
     wait_for(command(signals))
 }
 
+/// Commands that are hidden from help stay hidden from completion.
 fn complete(shell: clap_complete::Shell) -> Outcome {
+    let all = Arguments::command();
+    let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let mut shown = clap::Command::new("gpulease").args(all.get_arguments().cloned()).subcommands(shown);
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "gpulease", &mut script);
+    clap_complete::generate(shell, &mut shown, "gpulease", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Done)
 }

@@ -1,5 +1,6 @@
 //! `gpulease why`: the numbers behind one ask or lease.
 
+use gpulease_client::AskError;
 use gpulease_proto::v1;
 use gpulease_words::{AskId, Bytes, LeaseId};
 use serde::Serialize;
@@ -7,7 +8,7 @@ use serde::Serialize;
 use crate::arguments::{Common, Subject, WhyArguments};
 use crate::connection;
 use crate::escape::printable;
-use crate::exit::{Exit, Outcome};
+use crate::exit::{Exit, Failure, Outcome};
 use crate::look::{Look, Tone};
 use crate::output;
 use crate::state::{SCHEMA_VERSION, seconds, span, user};
@@ -16,7 +17,7 @@ use crate::state::{SCHEMA_VERSION, seconds, span, user};
 pub(crate) async fn why(common: &Common, arguments: &WhyArguments) -> Outcome {
     let observer = connection::observer(common).await?;
     let (id, answer) = match arguments.subject {
-        Subject::Ask(ask) => (ask.to_string(), observer.why_ask(ask).await?),
+        Subject::Ask(ask) => (ask.to_string(), observer.why_ask(ask).await.map_err(no_such_ask)?),
         Subject::Lease(lease) => (lease.to_string(), observer.why_lease(lease).await?),
     };
     if common.json {
@@ -25,6 +26,13 @@ pub(crate) async fn why(common: &Common, arguments: &WhyArguments) -> Outcome {
         output::print(&text(&id, &answer, Look::of_stdout()))?;
     }
     Ok(Exit::Done)
+}
+
+/// An ask that is over ends as a lease that is over does.
+fn no_such_ask(error: AskError) -> Failure {
+    let refused = error.denied().is_some();
+    let failure = Failure::from(error);
+    if refused { Failure { exit: Exit::NotAllowed, ..failure } } else { failure }
 }
 
 fn text(id: &str, why: &v1::Why, look: Look) -> String {

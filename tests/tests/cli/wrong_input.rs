@@ -1,0 +1,148 @@
+//! Wrong input of every kind: each answers with a sentence and the right exit code.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+#[test]
+fn no_broker_is_69_and_says_where_one_was_looked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("gpulease.sock");
+    for words in [
+        "",
+        "status",
+        "run -m 8MiB -- true",
+        "hold -m 8MiB",
+        "release L1",
+        "queue",
+        "why a1",
+        "events",
+        "recall L1",
+        "end L1",
+    ] {
+        let output = finish(command(&socket).args(words.split_whitespace()));
+        expect(&output, 69, &["gpulease: ", folder.path().to_str().expect("a path in UTF-8")]);
+        assert!(output.stdout.is_empty());
+    }
+    // Something lies there that is no socket.
+    std::fs::write(&socket, "").expect("a file");
+    expect(&finish(command(&socket).arg("status")), 69, &["gpulease.sock"]);
+}
+
+#[test]
+fn a_failure_as_a_document() {
+    let output = finish(command(Path::new("/nowhere/gpulease.sock")).args(["--json", "status"]));
+    let document: Value = serde_json::from_slice(&output.stderr).expect("one document");
+    assert_eq!((&document["schema_version"], &document["error"]["exit_code"]), (&1.into(), &69.into()));
+    assert!(document["error"]["message"].as_str().is_some_and(|message| message.contains("/nowhere")));
+}
+
+/// What listens where a broker should be.
+#[derive(Clone, Copy, Debug)]
+enum Impostor {
+    Babbles,
+    HangsUp,
+    IsSilent,
+}
+
+#[test]
+fn what_is_no_broker_is_69_and_never_a_hang() {
+    for impostor in [Impostor::Babbles, Impostor::HangsUp, Impostor::IsSilent] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("gpulease.sock");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        std::thread::spawn(move || {
+            let mut kept = Vec::new();
+            for stream in listener.incoming().map_while(Result::ok) {
+                let mut stream = stream;
+                match impostor {
+                    Impostor::Babbles => {
+                        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+                        let _ = stream.read(&mut [0; 64]);
+                    }
+                    Impostor::HangsUp => drop(stream),
+                    Impostor::IsSilent => kept.push(stream),
+                }
+            }
+        });
+        let output = finish(command(&socket).arg("status"));
+        expect(&output, 69, &["gpulease.sock"]);
+        let output = finish(command(&socket).args(["run", "-m", "8MiB", "--", "true"]));
+        expect(&output, 69, &["gpulease.sock"]);
+    }
+}
+
+#[test]
+fn sizes_and_durations_that_make_no_sense_are_usage_errors() {
+    let daemon = Daemon::on_host("64MiB");
+    for (words, word) in [
+        ("run -m 8 -- true", "8GiB"),
+        ("run -m 8XB -- true", "8XB"),
+        ("run -m -8GiB -- true", "-8"),
+        ("run -m 0 -- true", "unit"),
+        ("run -m 0GiB -- true", "at least 2MiB"),
+        ("run -m 18446744073709551616B -- true", "2^64"),
+        ("run -m 18446744073709551615B -- true", "more than can be counted"),
+        ("run -m 16MiB..8MiB -- true", "below"),
+        ("run -m 101% -- true", "100%"),
+        ("run -m 8MiB --wait 90 -- true", "90s"),
+        ("run -m 8MiB -t never -- true", "never"),
+        ("run -m 8MiB -t 0s -- true", "1s or more"),
+        ("run -m 8MiB --gpus 0 -- true", "0"),
+        ("run -m 8MiB --device 7 -- true", "0 (host-0)"),
+        ("run -m 8MiB --device 0,0 -- true", "twice"),
+        ("run -m 8MiB", "CMD"),
+        ("run -m 8MiB true", "after `--`"),
+        ("why 3", "a3"),
+        ("release", "ID"),
+        ("--watch queue", "--watch"),
+    ] {
+        expect(&line(&daemon, words), 2, &[word]);
+    }
+    assert!(
+        text(&line(&daemon, "events").stdout).is_empty()
+            || !text(&line(&daemon, "events").stdout).contains("granted")
+    );
+    daemon.stop();
+}
+
+#[test]
+fn more_than_there_is_is_77_with_the_most_that_could_be() {
+    let daemon = Daemon::on_host("64MiB");
+    expect(&line(&daemon, "run -m 66MiB -- true"), 77, &["66 MiB", "at most 64 MiB"]);
+    expect(&line(&daemon, "run -m 1TiB -- true"), 77, &["1 TiB", "at most 64 MiB"]);
+    expect(&line(&daemon, "run -m 8MiB --gpus 2 -- true"), 77, &["2 devices", "1"]);
+    expect(&line(&daemon, "run -q -m 64MiB -- true"), 0, &[]);
+    let output = line(&daemon, "--json run -m 66MiB -- true");
+    let document: Value = serde_json::from_slice(&output.stderr).expect("one document");
+    assert_eq!(
+        (&document["error"]["exit_code"], &document["error"]["reason"]),
+        (&77.into(), &"too_large".into())
+    );
+    daemon.stop();
+}
+
+#[test]
+fn more_than_the_budget_is_77_with_the_limit_and_whose_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("gpuleased.toml");
+    std::fs::write(&config, "[job.small]\nlimit = \"8MiB\"\n").expect("a file");
+    let config = config.to_str().expect("a path in UTF-8");
+    let daemon = Daemon::start(["--device", "host:64MiB", "--config", config]);
+    expect(&line(&daemon, "run -m 10MiB -n small -- true"), 77, &["10 MiB", "8 MiB", "job.small"]);
+    expect(&line(&daemon, "run -q -m 8MiB -n small -- true"), 0, &[]);
+    expect(&line(&daemon, "run -q -m 10MiB -n large -- true"), 0, &[]);
+    daemon.stop();
+}
+
+#[test]
+fn the_broker_s_socket_may_be_named_by_the_environment_and_an_empty_name_is_none() {
+    let daemon = Daemon::on_host("64MiB");
+    let mut bare = Command::new(programs::gpulease());
+    bare.env("GPULEASE_SOCKET", daemon.socket()).arg("--json").stdin(Stdio::null());
+    let output = finish(&mut bare);
+    let state: Value = serde_json::from_slice(&output.stdout).expect("the state is a document");
+    assert_eq!(state["broker"]["pid"], daemon.pid());
+    daemon.stop();
+}
