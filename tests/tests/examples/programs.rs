@@ -7,6 +7,7 @@ use gpulease_cuda::Driver;
 use gpulease_examples::train::{Event, Summary};
 use gpulease_tests::daemon::Daemon;
 use gpulease_tests::programs::{self, program};
+use gpulease_tests::standin::Standin;
 
 /// Runs an example to its end, with the broker at `socket`.
 fn run(socket: &Path, name: &str, arguments: &[&str]) -> Output {
@@ -150,6 +151,17 @@ fn consumes(daemon: Daemon, mut consumer: Command) {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("added one to each of 16777216 numbers"), "{text}");
     daemon.stop();
+}
+
+#[test]
+fn an_ipc_consumer_changes_leased_memory_by_its_handle() {
+    let standin = Standin::with(&[("DEVICES", "1"), ("BYTES", "2GiB")]);
+    let (mut broker, mut consumer) =
+        (Command::new(programs::gpuleased()), Command::new(program("ipc-consumer-under-test")));
+    standin.apply(&mut broker);
+    standin.apply(&mut consumer);
+    broker.args(["--device", "cuda:0"]);
+    consumes(Daemon::start_command(broker), consumer);
 }
 
 #[test]
