@@ -191,10 +191,11 @@ impl<'a> LeaseBuilder<'a> {
         // The first update says that the ask has arrived, and is owed at once.
         let mut within = Some(session.wait());
         loop {
-            let update = updates.next_within(session, within).await?;
-            patience.restored();
-            match update {
-                Some(Update::Waiting(waiting)) => (self.on_waiting)(&waiting.into()),
+            match updates.next_within(session, within).await? {
+                Some(Update::Waiting(waiting)) => {
+                    patience.restored();
+                    (self.on_waiting)(&waiting.into());
+                }
                 Some(Update::Granted(granted)) => return self.terms(granted).map_err(Unanswered::failed),
                 Some(Update::Denied(denied)) => return Err(Unanswered::from_denied(denied)),
                 None => {

@@ -5,9 +5,10 @@
 //! crate can be polled from any executor.
 
 use std::convert::Infallible;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::process;
+use std::ptr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -18,6 +19,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Sleep, Timeout};
 
 use crate::error::Error;
+
+/// So many segments are claimed and mapped, or unmapped, at the same time.
+const BLOCKING: usize = 16;
 
 /// Says when nobody needs the thread any more: `recv` then returns `None`.
 pub(crate) type Done = mpsc::Receiver<Infallible>;
@@ -35,11 +39,16 @@ impl Engine {
     pub(crate) fn start<F: Future<Output = ()>>(
         main: impl FnOnce(Done) -> F + Send + 'static,
     ) -> Result<Self, Error> {
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING).build();
+        let runtime = runtime.map_err(Error::Thread)?;
         let (alive, done) = mpsc::channel(1);
         let handle = runtime.handle().clone();
         let thread = thread::Builder::new().name("gpulease".to_owned());
-        thread.spawn(move || runtime.block_on(main(done))).map_err(Error::Thread)?;
+        let run = move || {
+            take_no_signals();
+            runtime.block_on(main(done));
+        };
+        thread.spawn(run).map_err(Error::Thread)?;
         Ok(Self { handle, opened_by: this_process(), _alive: alive })
     }
 
@@ -63,6 +72,18 @@ impl Engine {
     pub(crate) fn within<F: Future>(&self, duration: Duration, future: F) -> Timeout<F> {
         let _context = self.handle.enter();
         tokio::time::timeout(duration, future)
+    }
+}
+
+/// Signals are the program's: one that waits for them on a thread of its choice must not have them
+/// come here, and a broker that goes away must not end a program by SIGPIPE.
+fn take_no_signals() {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: `sigfillset` initialises the set that `pthread_sigmask` then reads; the mask is this
+    // thread's own.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), ptr::null_mut());
     }
 }
 

@@ -133,13 +133,13 @@ pub enum Error {
     },
     /// The broker went away and did not come back in time. What is mapped keeps working.
     #[error(
-        "the broker at {} is gone ({why}) and did not come back within {}; memory that is mapped keeps working, new memory needs `gpuleased` running again",
-        socket.display(), DurationText(*waited)
+        "the broker at {} is gone ({why}){}; memory that is mapped keeps working, new memory needs `gpuleased` running again",
+        socket.display(), waited_text(*waited)
     )]
     Gone {
         /// The socket.
         socket: PathBuf,
-        /// How long it was waited for.
+        /// How long it was waited for; zero for one who only looks.
         waited: Duration,
         /// How the connection ended.
         why: String,
@@ -218,6 +218,13 @@ pub enum Error {
     /// The library's own thread could not be started.
     #[error("could not start the thread that talks to the broker: {0}")]
     Thread(#[source] io::Error),
+}
+
+fn waited_text(waited: Duration) -> String {
+    if waited.is_zero() {
+        return String::new();
+    }
+    format!(" and did not come back within {}", DurationText(waited))
 }
 
 fn paths(tried: &[PathBuf]) -> String {

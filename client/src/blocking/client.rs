@@ -1,5 +1,6 @@
 //! A session, for blocking callers.
 
+use std::ops::Deref;
 use std::path::Path;
 
 use gpulease_words::{Bytes, LeaseId, Pid};
@@ -7,11 +8,10 @@ use gpulease_words::{Bytes, LeaseId, Pid};
 use super::park::block_on;
 use super::{Lease, LeaseBuilder};
 use crate::client::Options;
-use crate::device::Device;
 use crate::error::{AskError, Error};
 use crate::token::Token;
 
-/// [`crate::Client`] for callers without a runtime.
+/// [`crate::Client`] for callers without a runtime. What does not wait is reached through it.
 #[derive(Clone, Debug)]
 pub struct Client(crate::Client);
 
@@ -46,12 +46,6 @@ impl Client {
     /// As there.
     pub fn join_from_env() -> Result<Lease, AskError> {
         block_on(crate::Client::join_from_env()).map(Lease::from)
-    }
-
-    /// The broker's devices.
-    #[must_use]
-    pub fn devices(&self) -> &[Device] {
-        self.0.devices()
     }
 
     /// See [`crate::Client::lease`].
@@ -93,5 +87,13 @@ impl Client {
 impl From<crate::Client> for Client {
     fn from(client: crate::Client) -> Self {
         Self(client)
+    }
+}
+
+impl Deref for Client {
+    type Target = crate::Client;
+
+    fn deref(&self) -> &crate::Client {
+        &self.0
     }
 }
