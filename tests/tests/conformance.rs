@@ -3,7 +3,8 @@
 //! Each device is opened in a process of its own, since a process finds one driver library and
 //! keeps it. Other processes are puppets.
 
-mod bench;
+pub(crate) mod bench;
+mod gpu_only;
 mod suite;
 
 use gpulease_tests::apart;

@@ -8,3 +8,4 @@ mod cuda_standin;
 mod examples;
 mod layers;
 mod rust_source;
+mod witness;

@@ -17,29 +17,29 @@ use gpulease_words::{Bytes, Pid, SegmentId, mib};
 const TEARDOWN: Duration = Duration::from_secs(10);
 
 /// Which device, and how it behaves.
-pub(super) struct Bench {
+pub(crate) struct Bench {
     kind: Kind,
     temper: Temper,
 }
 
 /// Whether the device fails now and then.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Temper {
+pub(crate) enum Temper {
     Sound,
     Faulty,
 }
 
 impl Bench {
-    pub(super) fn host(temper: Temper) -> Self {
+    pub(crate) fn host(temper: Temper) -> Self {
         Self { kind: Kind::Host, temper }
     }
 
-    pub(super) fn gpu(temper: Temper) -> Self {
+    pub(crate) fn gpu(temper: Temper) -> Self {
         Self { kind: Kind::Cuda, temper }
     }
 
     /// A device with nothing on it.
-    pub(super) fn open(&self) -> Subject {
+    pub(crate) fn open(&self) -> Subject {
         let device: Box<dyn Device> = match (self.kind, self.temper) {
             (Kind::Host, Temper::Sound) => Box::new(host()),
             (Kind::Host, Temper::Faulty) => Box::new(Faulty::new(host())),
@@ -50,7 +50,7 @@ impl Bench {
     }
 
     /// Another process, with nothing of the device yet.
-    pub(super) fn process(&self) -> Process {
+    pub(crate) fn process(&self) -> Process {
         let puppet = Puppet::start(&Gpu::Real(Turn::unneeded()));
         if self.kind == Kind::Cuda {
             puppet.must("context 0");
@@ -59,7 +59,7 @@ impl Bench {
     }
 
     /// Another process that never calls CUDA.
-    pub(super) fn bare_process(&self) -> Process {
+    pub(crate) fn bare_process(&self) -> Process {
         Process { kind: self.kind, puppet: Puppet::start(&Gpu::Real(Turn::unneeded())) }
     }
 }
@@ -69,33 +69,33 @@ fn host() -> HostDevice {
 }
 
 /// The first GPU that a puppet sees too.
-pub(super) fn cuda() -> CudaDevice {
+pub(crate) fn cuda() -> CudaDevice {
     CudaDevice::open(&first(), exporter(), Canary::Skip).expect("the device opens")
 }
 
-pub(super) fn first() -> Choice {
+pub(crate) fn first() -> Choice {
     let said = Puppet::start(&Gpu::Real(Turn::unneeded())).must("devices");
     let uuid = said.split('|').nth(1).expect("a line has a name, a UUID and more");
     format!("cuda:{uuid}").parse().expect("a UUID is a choice")
 }
 
-pub(super) fn exporter() -> Program {
+pub(crate) fn exporter() -> Program {
     Program::at(programs::gpuleased())
 }
 
 /// A device under test.
-pub(super) struct Subject {
-    pub(super) device: Box<dyn Device>,
+pub(crate) struct Subject {
+    pub(crate) device: Box<dyn Device>,
     last: u64,
 }
 
 impl Subject {
     /// Makes a segment; a failure that was injected is tried again, and leaves nothing behind.
-    pub(super) fn make(&mut self, bytes: Bytes) -> (SegmentId, Handover) {
+    pub(crate) fn make(&mut self, bytes: Bytes) -> (SegmentId, Handover) {
         self.try_make(bytes, HandleKind::Descriptor).unwrap_or_else(|why| panic!("{bytes}: {why}"))
     }
 
-    pub(super) fn try_make(
+    pub(crate) fn try_make(
         &mut self,
         bytes: Bytes,
         kind: HandleKind,
@@ -118,8 +118,13 @@ impl Subject {
         }
     }
 
+    /// Around a device that was opened in another way.
+    pub(crate) fn of(device: impl Device + 'static) -> Self {
+        Self { device: Box::new(device), last: 0 }
+    }
+
     /// Takes a segment back, and what was to be handed over with it.
-    pub(super) fn take_back(&mut self, segment: SegmentId, handover: Handover) {
+    pub(crate) fn take_back(&mut self, segment: SegmentId, handover: Handover) {
         drop(handover);
         let before = self.made();
         let start = Instant::now();
@@ -129,7 +134,7 @@ impl Subject {
     }
 
     /// Asks until the segment is free.
-    pub(super) fn until_freed(&mut self, segment: SegmentId) {
+    pub(crate) fn until_freed(&mut self, segment: SegmentId) {
         let start = Instant::now();
         loop {
             match self.device.prove(segment) {
@@ -141,7 +146,7 @@ impl Subject {
     }
 
     /// Asks until the segment is overdue with someone to suspect.
-    pub(super) fn until_suspected(&mut self, segment: SegmentId) -> Vec<Pid> {
+    pub(crate) fn until_suspected(&mut self, segment: SegmentId) -> Vec<Pid> {
         let (start, before) = (Instant::now(), self.made());
         loop {
             match self.device.prove(segment) {
@@ -159,31 +164,31 @@ impl Subject {
     }
 
     /// Asks until the segment is overdue, whoever is suspected, and some times more.
-    pub(super) fn is_held(&mut self, segment: SegmentId) {
+    pub(crate) fn is_held(&mut self, segment: SegmentId) {
         for _ in 0..50 {
             assert_ne!(self.device.prove(segment), Proof::Freed, "{segment} is held");
             pause();
         }
     }
 
-    pub(super) fn made(&self) -> Bytes {
+    pub(crate) fn made(&self) -> Bytes {
         self.device.gauge().read().expect("nothing changes between calls").bytes
     }
 }
 
 /// Another process.
-pub(super) struct Process {
+pub(crate) struct Process {
     kind: Kind,
     puppet: Puppet,
 }
 
 impl Process {
-    pub(super) fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::new(self.puppet.pid())
     }
 
     /// Maps a segment and keeps nothing else of it; says its bytes where they are all alike.
-    pub(super) fn map(&self, name: &str, handover: &Handover) -> String {
+    pub(crate) fn map(&self, name: &str, handover: &Handover) -> String {
         let said = chunks(handover).iter().enumerate().map(|(n, (fd, bytes))| {
             let size = format!("{}B", bytes.get());
             match self.kind {
@@ -206,7 +211,7 @@ impl Process {
     }
 
     /// Writes this byte over the first chunk of what it mapped.
-    pub(super) fn fill(&self, name: &str, byte: u8, bytes: Bytes) {
+    pub(crate) fn fill(&self, name: &str, byte: u8, bytes: Bytes) {
         match self.kind {
             Kind::Host => self.puppet.must(&format!("fill-files {byte}")),
             Kind::Cuda => self.puppet.must(&format!("fill {name}-0 0 0B {byte} {}B", bytes.get())),
@@ -214,7 +219,7 @@ impl Process {
     }
 
     /// Unmaps what it mapped under this name (on the host: everything), of this many chunks.
-    pub(super) fn unmap(&self, name: &str, chunks: usize) {
+    pub(crate) fn unmap(&self, name: &str, chunks: usize) {
         match self.kind {
             Kind::Host => drop(self.puppet.must("unmap-files")),
             Kind::Cuda => (0..chunks).for_each(|n| drop(self.puppet.must(&format!("unreserve {name}-{n}")))),
@@ -222,39 +227,35 @@ impl Process {
     }
 
     /// Keeps the descriptors and does nothing with them.
-    pub(super) fn keep(&self, handover: &Handover) {
+    pub(crate) fn keep(&self, handover: &Handover) {
         for (fd, _) in chunks(handover) {
             self.puppet.give("keep", fd.as_fd()).expect("it takes a descriptor");
         }
     }
 
     /// Closes all that it keeps.
-    pub(super) fn let_go(&self) {
+    pub(crate) fn let_go(&self) {
         self.puppet.must("let-go");
     }
 
-    pub(super) fn kill(self) {
+    pub(crate) fn kill(self) {
         self.puppet.kill();
-    }
-
-    pub(super) fn puppet(&self) -> &Puppet {
-        &self.puppet
     }
 }
 
 /// A segment's descriptors.
-pub(super) fn chunks(handover: &Handover) -> &[(std::os::fd::OwnedFd, Bytes)] {
+pub(crate) fn chunks(handover: &Handover) -> &[(std::os::fd::OwnedFd, Bytes)] {
     match handover {
         Handover::Descriptors(chunks) => chunks,
         Handover::CudaIpc(_) => panic!("descriptors were asked for"),
     }
 }
 
-pub(super) fn sum(parts: &[Bytes]) -> Bytes {
+pub(crate) fn sum(parts: &[Bytes]) -> Bytes {
     parts.iter().copied().sum()
 }
 
 /// Between two questions that have no event to wait for.
-pub(super) fn pause() {
+pub(crate) fn pause() {
     thread::sleep(Duration::from_millis(2));
 }

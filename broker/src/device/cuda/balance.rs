@@ -124,9 +124,10 @@ impl Balance {
         self.drains.push(Drain { segment, bytes, place: Place::Unseen(before) });
     }
 
-    /// The exporter that had a segment is gone, at a time that nobody saw: any process that uses so much may have it.
-    pub(super) fn lost(&mut self, segment: SegmentId, bytes: Bytes) {
-        let holders = self.latest.at_least(bytes);
+    /// The exporter that had a segment is gone, at a time that nobody saw: any process that uses so much may have it,
+    /// but for the broker's own, which map nothing.
+    pub(super) fn lost(&mut self, segment: SegmentId, bytes: Bytes, own: &BTreeSet<Pid>) {
+        let holders = &self.latest.at_least(bytes) - own;
         self.levels.extend(holders.iter().map(|pid| (*pid, self.latest.of(*pid))));
         self.drains.push(Drain { segment, bytes, place: listed(holders) });
     }
@@ -554,7 +555,9 @@ mod tests {
         let mut bench = Bench::new(&[]);
         bench.list(OTHER, gib(1));
         bench.read();
-        bench.balance.lost(A, gib(1));
+        bench.listed.insert(JOB, gib(2));
+        bench.read();
+        bench.balance.lost(A, gib(1), &[JOB].into());
         assert_eq!(bench.balance.holders(A), [OTHER]);
         bench.read();
         assert!(!bench.is_back(A));

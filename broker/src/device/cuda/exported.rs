@@ -95,8 +95,9 @@ impl CudaDevice {
         self.set_memory(id, Memory::Released(None));
         let bytes = self.segments[&id].bytes;
         self.look();
+        let helpers = self.exporter.as_ref().map(Exporter::pid).into_iter().collect();
         if let Some(balance) = &mut self.balance {
-            balance.lost(id, bytes);
+            balance.lost(id, bytes, &helpers);
         }
         self.look();
     }
