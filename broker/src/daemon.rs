@@ -29,7 +29,7 @@ use crate::witness::{Cards, Roster, Witness};
 use devices::Opened;
 
 /// Hand-over connections: each lives for one claim.
-const HANDOVERS: Bounds = Bounds { connections: 1_024, per_uid: 128 };
+const HANDOVERS: Bounds = Bounds { connections: 4_096, per_uid: 1_024 };
 
 /// Threads of the runtime: the driver, and the encoding of large states beside it.
 const WORKERS: usize = 4;

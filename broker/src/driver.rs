@@ -49,8 +49,9 @@ use sessions::Sessions;
 /// Commands that may stand in the queue; more wait at their edges, in the order they came.
 const COMMANDS_QUEUED: usize = 1_024;
 
-/// Tickets of one user that nobody fetched yet: each keeps descriptors open in the broker.
-const TICKETS_PER_UID: u32 = 256;
+/// Tickets of one user that nobody fetched yet: each keeps descriptors open in the broker. One for each session that a
+/// user may have.
+const TICKETS_PER_UID: u32 = 1_024;
 
 /// What the driver is made of.
 #[derive(Debug)]

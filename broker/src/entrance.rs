@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::Duration;
 
 use gpulease_words::Uid;
@@ -177,7 +177,14 @@ impl Listener {
                 tracing::warn!(%why, "no descriptor is left to look after a new connection; it is turned away");
                 tokio::time::sleep(PAUSE).await;
             }
-            TurnedAway::Unmet(Unmet::Gone | Unmet::Hidden) | TurnedAway::TooMany(_) => {
+            TurnedAway::Unmet(Unmet::Hidden) => {
+                // Its client cannot be told, so the operator is; each time would flood the log.
+                static ONCE: Once = Once::new();
+                ONCE.call_once(
+                    || tracing::warn!(%why, "a connection was turned away; others like it are not mentioned"),
+                );
+            }
+            TurnedAway::Unmet(Unmet::Gone) | TurnedAway::TooMany(_) => {
                 tracing::debug!(%why, "a connection was turned away");
             }
         }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::PathBuf;
 
 use gpulease_words::{Pid, Uid};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -103,9 +104,38 @@ pub(crate) fn command_name(pid: Pid) -> Option<String> {
     Some(name.trim_end_matches('\n').to_owned())
 }
 
+/// Whether the process numbers others as the broker does.
+pub(crate) fn is_in_own_namespace(pid: Pid) -> bool {
+    // Where the kernel does not let us look, the usual is taken to be so; a wrong number is refused for its user.
+    namespace(pid).is_none_or(|of_process| Some(of_process) == namespace(Pid::new(std::process::id())))
+}
+
+fn namespace(pid: Pid) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
+}
+
+/// The process that `caller`, in a pid namespace of its own, knows by the number `pid`.
+pub(crate) fn pid_seen_from(caller: Pid, pid: Pid) -> Option<Pid> {
+    let there = namespace(caller)?;
+    let processes = fs::read_dir("/proc").ok()?;
+    let numbers = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.map(Pid::new).find(|process| {
+        number_within(*process) == Some(pid) && namespace(*process).is_some_and(|own| own == there)
+    })
+}
+
+/// A process's number in the innermost namespace that it is in.
+fn number_within(process: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().next_back()?.parse().ok().map(Pid::new)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
 
     #[test]
     fn the_own_process_is_read_right() {
@@ -113,7 +143,33 @@ mod tests {
         assert!(start_time(own).expect("read").is_some_and(|ticks| ticks > 0));
         assert!(command_name(own).is_some_and(|name| !name.is_empty() && !name.contains('\n')));
         assert!(!is_dead(&pidfd(own).expect("it lives")).expect("polled"));
+        assert_eq!(owner(own).map(Uid::get), Some(rustix::process::geteuid().as_raw()));
+        assert!(is_in_own_namespace(own));
+        assert_eq!(pid_seen_from(own, own), Some(own));
         assert!(matches!(pidfd(Pid::new(0)), Err(Unmet::Gone)));
         assert!(matches!(pidfd(Pid::new(u32::MAX)), Err(Unmet::Gone)));
+    }
+
+    /// Needs the right to make a pid namespace; without it there is nothing to see.
+    #[test]
+    fn a_number_of_another_namespace_is_translated() {
+        let script = "echo $$ && exec sleep 60";
+        let mut outer = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut line = String::new();
+        BufReader::new(outer.stdout.take().expect("piped")).read_line(&mut line).expect("read");
+        if line.trim() == "1" {
+            let task = format!("/proc/{0}/task/{0}/children", outer.id());
+            let children = fs::read_to_string(task).expect("its children");
+            let inner = Pid::new(children.trim().parse().expect("one"));
+            assert!(!is_in_own_namespace(inner));
+            assert_eq!(pid_seen_from(inner, Pid::new(1)), Some(inner));
+            assert_eq!(pid_seen_from(inner, Pid::new(2)), None);
+        }
+        outer.kill().expect("killed");
+        outer.wait().expect("ended");
     }
 }

@@ -159,6 +159,154 @@ async fn nonsense_is_refused_with_a_sentence() {
     running.stop();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_is_taken_up_again_by_its_own_process_with_its_secret() {
+    let directory = directory();
+    let running = daemon(directory.path());
+    let mut client = Client::connect(running.socket()).await;
+    client.open().await;
+    let lease = client.acquire(1, mib(8), mib(8)).await;
+    let rejoin = |session| v1::OpenRequest { rejoin: session, ..Default::default() };
+    let wrong = v1::SessionRef { secret: vec![1; 16].into(), ..client.session.clone().expect("open") };
+    let refused = client.jobs.open(rejoin(Some(wrong))).await.expect_err("a wrong secret");
+    assert_eq!(gpulease_proto::refusal::reason(&refused).map(|r| r.word()), Some("no_such_session"));
+
+    let mut first = client.stream.take().expect("open");
+    let mut second = client.jobs.open(rejoin(client.session.clone())).await.expect("its own").into_inner();
+    let replaced = within(first.message()).await.expect_err("the older stream ends");
+    assert_eq!(replaced.code(), tonic::Code::Aborted);
+    let again = within(second.message()).await.expect("a stream").expect("a message");
+    let Some(v1::session_message::Message::Opened(opened)) = again.message else { panic!("{again:?}") };
+    assert_eq!(opened.session, client.session);
+    drop(second);
+    within(client.until_leases(|leases| leases[0].adrift)).await;
+    client.stream =
+        Some(client.jobs.open(rejoin(client.session.clone())).await.expect("its own").into_inner());
+    within(client.until_leases(|leases| !leases[0].adrift)).await;
+
+    let same = client.acquire(1, mib(8), mib(8)).await;
+    assert_eq!(
+        (same.lease_id, &same.token),
+        (lease.lease_id, &lease.token),
+        "the same ask is the same lease"
+    );
+    let close = v1::CloseRequest { session: client.session.clone() };
+    client.jobs.close(close).await.expect("closed");
+    let mut last = client.stream.take().expect("open");
+    while within(last.message()).await.expect("a good end").is_some() {}
+    within(client.until_memory(|m| m.free_bytes == m.capacity_bytes)).await;
+    running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_admits_and_a_wrong_one_is_no_lease() {
+    let directory = directory();
+    let running = daemon(directory.path());
+    let mut owner = Client::connect(running.socket()).await;
+    owner.open().await;
+    let lease = owner.acquire(1, mib(8), mib(8)).await;
+    let mut other = Client::connect(running.socket()).await;
+    other.open().await;
+    for (lease_id, token) in
+        [(lease.lease_id, vec![0; 16]), (lease.lease_id, vec![]), (99, lease.token.to_vec())]
+    {
+        let request = v1::JoinRequest { session: other.session.clone(), lease_id, token: token.into() };
+        let reply = other.jobs.join(request).await.expect("an answer").into_inner();
+        let Some(v1::join_reply::Outcome::Denied(denied)) = reply.outcome else { panic!("{reply:?}") };
+        assert_eq!(denied.reason, "no_such_lease");
+    }
+    let token = lease.token.clone();
+    let request = v1::JoinRequest { session: other.session.clone(), lease_id: lease.lease_id, token };
+    let reply = other.jobs.join(request).await.expect("an answer").into_inner();
+    assert!(matches!(reply.outcome, Some(v1::join_reply::Outcome::Lease(_))), "{reply:?}");
+    running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_was_given_up_goes_back() {
+    let directory = directory();
+    let running = daemon(directory.path());
+    let mut client = Client::connect(running.socket()).await;
+    client.open().await;
+    let lease = client.acquire(1, mib(32), mib(48)).await;
+    let ask = |bytes: Bytes, ask_name| v1::AllocateRequest {
+        session: client.session.clone(),
+        lease_id: lease.lease_id,
+        bytes: bytes.get(),
+        ask_name,
+        wait: Some(v1::WaitPolicy { policy: Some(v1::wait_policy::Policy::Forever(true)) }),
+        ..Default::default()
+    };
+    let (known, unknown, taken) = (ask(mib(8), 2), ask(mib(4), 3), ask(mib(4), 1));
+    let withdraw = |ask_name| v1::WithdrawRequest { session: client.session.clone(), ask_name };
+    let withdrawals = [withdraw(2), withdraw(3), withdraw(77)];
+    // A name that a lease has is not an allocation's.
+    let reply = client.jobs.allocate(taken).await.expect("an answer").into_inner();
+    assert!(matches!(reply.outcome, Some(v1::allocate_reply::Outcome::Denied(d)) if d.reason == "malformed"));
+    for request in [known, unknown] {
+        client.jobs.allocate(request).await.expect("an answer");
+    }
+    assert_eq!(client.memory().await.held_bytes, mib(12).get());
+    for request in withdrawals {
+        client.jobs.withdraw(request).await.expect("an answer");
+    }
+    within(client.until_memory(|m| m.held_bytes + m.draining_bytes == 0)).await;
+
+    // One that waits for what another lease has, and whose caller goes away.
+    let mut other = Client::connect(running.socket()).await;
+    other.open().await;
+    other.acquire(1, mib(32), mib(32)).await;
+    let growth = ask_forever(&client, &lease, mib(40));
+    let mut jobs = client.jobs.clone();
+    let waiting = tokio::spawn(async move { jobs.allocate(growth).await });
+    within(client.until_waiting(1)).await;
+    waiting.abort();
+    within(client.until_waiting(0)).await;
+    running.stop();
+}
+
+fn ask_forever(client: &Client, lease: &v1::Granted, bytes: Bytes) -> v1::AllocateRequest {
+    v1::AllocateRequest {
+        session: client.session.clone(),
+        lease_id: lease.lease_id,
+        bytes: bytes.get(),
+        wait: Some(v1::WaitPolicy { policy: Some(v1::wait_policy::Policy::Forever(true)) }),
+        ..Default::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_is_told_that_the_broker_stops() {
+    let directory = directory();
+    let running = daemon(directory.path());
+    let mut client = Client::connect(running.socket()).await;
+    client.open().await;
+    client.acquire(1, mib(64), mib(64)).await;
+    let mut asked = client.ask(2, mib(8), mib(8)).await;
+    within(asked.message()).await.expect("it waits");
+    let mut states = client.observer.watch(v1::WatchRequest {}).await.expect("an answer").into_inner();
+    within(states.message()).await.expect("a state");
+    let mut events =
+        client.observer.events(v1::EventsRequest::default()).await.expect("an answer").into_inner();
+    let stopping = tokio::task::spawn_blocking(|| running.stop());
+    let told = loop {
+        match within(asked.message()).await.expect("a stream").expect("an update").update {
+            Some(Update::Waiting(_)) => {}
+            other => break other,
+        }
+    };
+    assert!(matches!(told, Some(Update::Denied(denied)) if denied.reason == "stopping"));
+    let mut session = client.stream.take().expect("open");
+    for status in [
+        within(session.message()).await.expect_err("the session's stream ends"),
+        within(states.message()).await.expect_err("the states end"),
+        within(events.message()).await.expect_err("the events end"),
+    ] {
+        assert_eq!(gpulease_proto::refusal::reason(&status).map(|r| r.word()), Some("stopping"), "{status}");
+    }
+    within(stopping).await.expect("stopped");
+}
+
 #[test]
 fn a_place_that_is_not_safe_is_refused() {
     let directory = directory();

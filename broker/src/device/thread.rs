@@ -178,3 +178,98 @@ impl Owner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Description, Gauge, Handover, Kind};
+    use gpulease_words::{Pid, mib};
+    use std::sync::{Arc, Mutex};
+
+    const ID: DeviceId = DeviceId::new(0);
+    const SEGMENT: SegmentId = SegmentId::new(7);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A device that gives prepared proofs, and panics when they are used up.
+    struct Prepared {
+        description: Description,
+        proofs: Arc<Mutex<Vec<Proof>>>,
+    }
+
+    impl Device for Prepared {
+        fn description(&self) -> &Description {
+            &self.description
+        }
+
+        fn create(&mut self, _: SegmentId, bytes: Bytes, _: HandleKind) -> Result<Handover, String> {
+            if bytes.is_zero() { Err("no bytes".into()) } else { Ok(Handover::Descriptors(Vec::new())) }
+        }
+
+        fn reclaim(&mut self, _: SegmentId) {}
+
+        fn prove(&mut self, _: SegmentId) -> Proof {
+            self.proofs.lock().expect("sound").pop().expect("a prepared proof")
+        }
+
+        fn gauge(&self) -> Arc<Gauge> {
+            Arc::default()
+        }
+    }
+
+    /// The proofs come from the end of the list.
+    fn started(proofs: Vec<Proof>) -> (OwnerThread, Receiver<Completion>) {
+        let description = Description {
+            kind: Kind::Host,
+            uuid: "host-0".into(),
+            name: "prepared".into(),
+            total: mib(64),
+            overhead_estimate: Bytes::ZERO,
+        };
+        let device = Prepared { description, proofs: Arc::new(Mutex::new(proofs)) };
+        let (report, reports) = channel();
+        let report = move |completion| report.send(completion).expect("the test listens");
+        (OwnerThread::start(ID, Box::new(device), report).expect("a thread"), reports)
+    }
+
+    fn next(reports: &Receiver<Completion>) -> Done {
+        reports.recv_timeout(PATIENCE).expect("a report in time").done
+    }
+
+    fn create(bytes: Bytes) -> Order {
+        Order::Create { segment: SEGMENT, bytes, kind: HandleKind::Descriptor }
+    }
+
+    #[test]
+    fn what_is_ordered_is_reported() {
+        let (thread, reports) = started(vec![Proof::Freed, Proof::NotYet, Proof::NotYet]);
+        thread.order(create(Bytes::ZERO));
+        assert!(matches!(next(&reports), Done::CreateFailed(SEGMENT, why) if why == "no bytes"));
+        thread.order(create(mib(2)));
+        assert!(matches!(next(&reports), Done::Created(SEGMENT, _)));
+        thread.order(Order::Reclaim(SEGMENT));
+        assert!(matches!(next(&reports), Done::Freed(SEGMENT)));
+        drop(thread);
+        assert!(reports.recv().is_err(), "nothing more");
+    }
+
+    #[test]
+    fn an_overdue_segment_is_reported_once_and_freed_all_the_same() {
+        let overdue = Proof::Overdue(vec![Pid::new(4)]);
+        let (thread, reports) = started(vec![Proof::Freed, Proof::NotYet, overdue.clone(), overdue]);
+        thread.order(Order::Reclaim(SEGMENT));
+        assert!(matches!(next(&reports), Done::Unproven(SEGMENT, pids) if pids == [Pid::new(4)]));
+        assert!(matches!(next(&reports), Done::Freed(SEGMENT)));
+        drop(thread);
+    }
+
+    #[test]
+    fn a_device_that_panics_is_lost_and_not_asked_again() {
+        let (thread, reports) = started(Vec::new());
+        thread.order(Order::Reclaim(SEGMENT));
+        assert!(matches!(next(&reports), Done::Lost(why) if why.contains("a prepared proof")));
+        assert!(matches!(next(&reports), Done::Unproven(SEGMENT, pids) if pids.is_empty()));
+        thread.order(create(mib(2)));
+        assert!(matches!(next(&reports), Done::CreateFailed(SEGMENT, why) if why.contains("failed")));
+        drop(thread);
+    }
+}

@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
-use gpulease_arbiter::{Authority, Denial, Effect, Event, Notice, Peer, RequestId, SegmentKind, Time};
+use gpulease_arbiter::{
+    Authority, Denial, Effect, Event, LeaseView, Notice, Peer, RequestId, SegmentKind, Time,
+};
 use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
+use super::chronicle::facts_of_lease;
 use super::command::{
     Access, Act, AskUpdate, Departure, Grant, LeaseTerms, Left, Opened, Reply, Segment, SegmentWish,
     SessionNotice, Shown,
 };
-use super::requests::{AskKey, Pending};
+use super::requests::{AskKey, Asked, Pending};
 use super::segments::Recipient;
 use super::sessions::{Attached, Told};
 use super::{Driver, LeaseRecord, TICKETS_PER_UID};
@@ -67,7 +71,8 @@ impl Driver {
                 if self.names_a_segment(key) {
                     return drop(updates.send(AskUpdate::Refused(NAME_IN_USE.into())));
                 }
-                self.requests.insert(request, Pending::Ask { key, updates });
+                let what = Asked { name: terms.name.clone(), reserve: terms.reserve };
+                self.requests.insert(request, Pending::Ask { key, what, updates });
                 self.requests.name(request, key);
                 self.step(Event::Acquire { request, session, ask_name, terms });
             }
@@ -196,7 +201,7 @@ impl Driver {
                 self.granted(request, lease);
             }
             Effect::Joined { request, lease } | Effect::Resized { request, lease } => {
-                let terms = self.terms(lease);
+                let terms = terms(self.view(lease));
                 self.answer(request, |pending| match pending {
                     Pending::Lease(reply) => drop(reply.send(Ok(terms))),
                     other => mismatch(&other, "a lease"),
@@ -270,8 +275,10 @@ impl Driver {
             return;
         };
         record.ask = self.requests.key_of(request).or(record.ask);
-        let (token, terms) = (record.token, self.terms(lease));
-        let waited = self.arbiter.lease(lease).map(|view| view.waited).unwrap_or_default();
+        let token = record.token;
+        let view = self.view(lease);
+        let waited = view.waited;
+        let terms = terms(view);
         self.answer(request, |pending| match pending {
             Pending::Ask { updates, .. } => {
                 drop(updates.send(AskUpdate::Granted(Grant { terms, token, waited })));
@@ -280,16 +287,13 @@ impl Driver {
         });
     }
 
-    /// Records a lease when it is first granted.
-    pub(super) fn record(&mut self, lease: LeaseId) {
-        if let Some(view) = self.arbiter.lease(lease) {
-            let facts = super::chronicle::facts_of_lease(&view);
-            self.leases.entry(lease).or_insert_with(|| LeaseRecord {
-                token: Secret::random(),
-                facts,
-                ask: None,
-            });
-        }
+    /// Records a lease when it is first granted; how long it had waited.
+    pub(super) fn record(&mut self, lease: LeaseId) -> Duration {
+        let view = self.view(lease);
+        let waited = view.waited;
+        let first = || LeaseRecord { token: Secret::random(), facts: facts_of_lease(&view), ask: None };
+        self.leases.entry(lease).or_insert_with(first);
+        waited
     }
 
     fn allocated(&mut self, request: RequestId, segment: SegmentId, process: ProcessId) {
@@ -318,11 +322,8 @@ impl Driver {
         }
     }
 
-    fn terms(&self, lease: LeaseId) -> LeaseTerms {
-        let view =
-            self.arbiter.lease(lease).expect("a lease that an effect names exists while it is carried out");
-        let (name, devices) = (view.name, view.devices);
-        LeaseTerms { lease, name, devices, reserve: view.reserve, limit: view.limit }
+    fn view(&self, lease: LeaseId) -> LeaseView {
+        self.arbiter.lease(lease).expect("a lease that an effect names exists while it is carried out")
     }
 
     fn order(&self, device: DeviceId, order: Order) {
@@ -350,6 +351,11 @@ impl Driver {
     fn roster(&self) -> MutexGuard<'_, BTreeMap<Pid, ProcessId>> {
         self.members.lock().expect("nothing panics while it holds the lock")
     }
+}
+
+fn terms(view: LeaseView) -> LeaseTerms {
+    let LeaseView { id: lease, name, devices, reserve, limit, .. } = view;
+    LeaseTerms { lease, name, devices, reserve, limit }
 }
 
 const fn handle_kind(kind: SegmentKind) -> HandleKind {

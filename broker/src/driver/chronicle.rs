@@ -5,7 +5,7 @@ use gpulease_words::{Bytes, DurationText, LeaseId, Pid, Reason, SegmentId, Sessi
 
 use super::Driver;
 use super::clock::Clock;
-use super::requests::Pending;
+use super::requests::{Asked, Pending};
 use crate::event_log::{Facts, Kind};
 
 impl Driver {
@@ -13,11 +13,11 @@ impl Driver {
     pub(super) fn note_event(&self, event: &Event) {
         match event {
             Event::Adrift { session } => {
-                let facts = Facts { session: Some(*session), ..self.facts_of_session(*session) };
+                let facts = self.facts_of_session(*session);
                 self.note(Kind::Adrift, format!("session {session} lost its stream and may rejoin"), facts);
             }
             Event::Rejoined { session } => {
-                let facts = Facts { session: Some(*session), ..self.facts_of_session(*session) };
+                let facts = self.facts_of_session(*session);
                 self.note(Kind::Rejoined, format!("session {session} is back"), facts);
             }
             Event::Died { process } => {
@@ -77,13 +77,16 @@ impl Driver {
                 self.note(Kind::Opened, format!("process {pid} of {user} opened session {session}"), facts);
             }
             Effect::Denied { request, denial } => self.note_denied(*request, denial),
-            Effect::Queued { ask, .. } => {
-                let facts = Facts { ask: Some(*ask), ..Facts::default() };
-                self.note(Kind::Waiting, format!("ask {ask} waits in the line"), facts);
+            Effect::Queued { request, ask } => {
+                let (what, facts) = self.asked(*request);
+                self.note(
+                    Kind::Waiting,
+                    format!("ask {ask}{what} waits in the line"),
+                    Facts { ask: Some(*ask), ..facts },
+                );
             }
             Effect::Granted { lease, .. } => {
-                self.record(*lease);
-                let waited = self.arbiter.lease(*lease).map(|view| view.waited).unwrap_or_default();
+                let waited = self.record(*lease);
                 let after =
                     if waited.is_zero() { String::new() } else { format!(" after {}", DurationText(waited)) };
                 self.note_lease(Kind::Granted, *lease, |what, facts| {
@@ -135,13 +138,31 @@ impl Driver {
             )
             | None => Kind::Refused,
         };
-        let session = match self.requests.find(request) {
-            Some(Pending::Ask { key, .. }) => Some(key.session),
-            Some(Pending::Segment { session, .. }) => Some(*session),
-            _ => None,
-        };
-        let whose = session.map(|session| self.facts_of_session(session)).unwrap_or_default();
-        self.note(kind, denial.to_string(), Facts { reason: Some(denial.reason()), session, ..whose });
+        let (_, facts) = self.asked(request);
+        self.note(kind, denial.to_string(), Facts { reason: Some(denial.reason()), ..facts });
+    }
+
+    /// What a request asks for, as part of a sentence, and whose it is.
+    fn asked(&self, request: RequestId) -> (String, Facts) {
+        match self.requests.find(request) {
+            Some(Pending::Ask { key, what: Asked { name, reserve }, .. }) => {
+                let whose = self.facts_of_session(key.session);
+                let facts = Facts { name: Some(name.clone()), bytes: Some(*reserve), ..whose };
+                (format!(" ({name}) for {reserve} a device"), facts)
+            }
+            Some(Pending::Segment { session, .. }) => {
+                (" for more of its lease".to_owned(), self.facts_of_session(*session))
+            }
+            Some(
+                Pending::Open { .. }
+                | Pending::Plain(_)
+                | Pending::Admit { .. }
+                | Pending::Lease(_)
+                | Pending::Amount(_)
+                | Pending::Unheard,
+            )
+            | None => (String::new(), Facts::default()),
+        }
     }
 
     fn note_lease(&self, kind: Kind, lease: LeaseId, sentence: impl FnOnce(&str, &Facts) -> String) {
@@ -173,7 +194,7 @@ impl Driver {
     fn facts_of_session(&self, session: SessionId) -> Facts {
         let known = self.sessions.get(session);
         let pid = known.and_then(|known| self.processes.get(&known.process)).map(|process| process.pid());
-        Facts { uid: known.map(|known| known.uid), pid, ..Facts::default() }
+        Facts { session: Some(session), uid: known.map(|known| known.uid), pid, ..Facts::default() }
     }
 
     fn facts_of_segment(&self, segment: SegmentId) -> Facts {
@@ -185,6 +206,24 @@ impl Driver {
     }
 
     fn note(&self, kind: Kind, message: String, facts: Facts) {
+        match kind {
+            Kind::Quarantined | Kind::Overdue | Kind::DeviceTrouble => tracing::warn!("{message}"),
+            Kind::Opened
+            | Kind::Waiting
+            | Kind::Granted
+            | Kind::Denied
+            | Kind::Withdrawn
+            | Kind::Joined
+            | Kind::Allocated
+            | Kind::Refused
+            | Kind::Freed
+            | Kind::Released
+            | Kind::Died
+            | Kind::Adrift
+            | Kind::Rejoined
+            | Kind::Recalled
+            | Kind::OffBook => tracing::debug!("{message}"),
+        }
         self.events.write(Clock::unix_ms(), kind, message, facts);
     }
 }

@@ -25,6 +25,7 @@ pub(super) enum Pending {
     },
     Ask {
         key: AskKey,
+        what: Asked,
         updates: mpsc::UnboundedSender<AskUpdate>,
     },
     Lease(Reply<LeaseTerms>),
@@ -36,6 +37,14 @@ pub(super) enum Pending {
     },
     /// The driver itself asked.
     Unheard,
+}
+
+/// What an ask is for, for people.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) name: String,
+    /// Per device.
+    pub(super) reserve: Bytes,
 }
 
 /// An ask as its client names it.

@@ -11,7 +11,7 @@ use super::encode::{denied, lease_info};
 use super::streams::{AskStream, SessionStream};
 use super::{Services, caller, status};
 use crate::driver::{Access, LeaseTerms, Refusal, Segment, Standing};
-use crate::kernel::command_name;
+use crate::kernel::{self, command_name};
 use crate::liveness::{Caller, Unmet};
 use crate::text;
 
@@ -31,7 +31,7 @@ impl Jobs for Services {
             .map(|reference| session(Some(reference)))
             .transpose()
             .map_err(|d| self.refused(d.into()))?;
-        tokio::spawn(self.clone().learn_name(caller.uid));
+        self.names.prepare([caller.uid]).await;
         let opened =
             self.desk.open(&caller, program, rejoin).await.map_err(|refusal| self.refused(refusal))?;
         Ok(Response::new(SessionStream::new(opened, &self.about)))
@@ -132,7 +132,8 @@ impl Services {
     async fn try_admit(&self, caller: &Caller, request: v1::AdmitRequest) -> Result<(), Refusal> {
         const NONE: Denial = Denial::NotAllowed("no process of that number and of your user is running");
         let shown = session(request.session)?;
-        let guest = self.liveness.find(Pid::new(request.pid)).map_err(|unmet| match unmet {
+        let pid = self.pid_of_child(caller.process.pid(), Pid::new(request.pid)).await.ok_or(NONE)?;
+        let guest = self.liveness.find(pid).map_err(|unmet| match unmet {
             Unmet::Gone | Unmet::Hidden => NONE,
             Unmet::Kernel(_) => Denial::NotAllowed("the broker cannot watch one more process now; try again"),
         })?;
@@ -141,6 +142,16 @@ impl Services {
         }
         let program = program_of(guest.process.pid());
         self.desk.admit(caller, shown, LeaseId::new(request.lease_id), (guest, program)).await
+    }
+
+    /// The number that the broker knows a process by which the caller knows by this one: the same, unless the caller is in
+    /// a pid namespace of its own.
+    async fn pid_of_child(&self, caller: Pid, pid: Pid) -> Option<Pid> {
+        if kernel::is_in_own_namespace(caller) {
+            return Some(pid);
+        }
+        // It takes a look at every process.
+        tokio::task::spawn_blocking(move || kernel::pid_seen_from(caller, pid)).await.ok()?
     }
 
     async fn try_resize(&self, caller: &Caller, request: v1::ResizeRequest) -> Result<LeaseTerms, Refusal> {
@@ -174,10 +185,6 @@ impl Services {
             Refusal::Denied(denial) => status(&super::encode::with_names(&denial, &self.names).into()),
             Refusal::Stopping => status(&refusal),
         }
-    }
-
-    async fn learn_name(self, uid: gpulease_words::Uid) {
-        self.names.prepare([uid]).await;
     }
 }
 

@@ -19,10 +19,10 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
 pub(crate) struct Client {
-    jobs: JobsClient<Channel>,
-    observer: ObserverClient<Channel>,
+    pub(crate) jobs: JobsClient<Channel>,
+    pub(crate) observer: ObserverClient<Channel>,
     pub(crate) session: Option<v1::SessionRef>,
-    stream: Option<Streaming<v1::SessionMessage>>,
+    pub(crate) stream: Option<Streaming<v1::SessionMessage>>,
 }
 
 impl Client {
@@ -121,13 +121,20 @@ impl Client {
     }
 
     pub(crate) async fn until_memory(&mut self, is_so: impl Fn(&v1::DeviceMemory) -> bool) {
+        self.until(|state| is_so(state.devices[0].memory.as_ref().expect("a device has memory"))).await;
+    }
+
+    async fn until(&mut self, is_so: impl Fn(&v1::StatusReply) -> bool) {
         let mut states = self.observer.watch(v1::WatchRequest {}).await.expect("an answer").into_inner();
-        loop {
-            let state = states.message().await.expect("a stream").expect("it follows");
-            if is_so(state.devices[0].memory.as_ref().expect("a device has memory")) {
-                return;
-            }
-        }
+        while !is_so(&states.message().await.expect("a stream").expect("it follows")) {}
+    }
+
+    pub(crate) async fn until_leases(&mut self, is_so: impl Fn(&[v1::LeaseStatus]) -> bool) {
+        self.until(|state| is_so(&state.leases)).await;
+    }
+
+    pub(crate) async fn until_waiting(&mut self, count: usize) {
+        self.until(|state| state.waiting.len() == count).await;
     }
 
     pub(crate) async fn why(&mut self, subject: v1::why_request::Subject) -> v1::Why {
