@@ -67,6 +67,14 @@ impl Arbiter {
             let waits = share.waits.iter().map(|id| self.wanted(*id).bytes);
             assert_eq!(waits.sum::<Bytes>(), share.promised, "promised on device {device}");
             assert!(share.waits.is_subset(&lease.growing));
+            for id in lease.growing.difference(&share.waits).filter(|id| self.wanted(**id).device == *device)
+            {
+                assert_eq!(
+                    self.line.asks[id].amount,
+                    share.beyond(self.wanted(*id).bytes),
+                    "what {id} takes of free"
+                );
+            }
             let contexts =
                 lease.members.iter().filter_map(|member| self.processes[member].contexts.get(device));
             let of_lease = contexts.filter(|context| std::ptr::eq(&self.leases[&context.lease], lease));

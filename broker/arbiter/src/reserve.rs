@@ -23,6 +23,8 @@ impl Arbiter {
         let share = self.lease_mut(wanted.lease).share_mut(wanted.device);
         share.promised = plus(share.promised, wanted.bytes);
         share.waits.insert(id);
+        // What is promised now is not there for the lease's growth.
+        self.refit(wanted.lease, wanted.device);
         Ok(())
     }
 

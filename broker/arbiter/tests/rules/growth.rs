@@ -163,6 +163,27 @@ fn an_allocation_beside_a_waiting_one_takes_nothing_of_it() {
     );
 }
 
+/// A storm's seed 5903: the growth was granted with what it had lacked before the promise.
+#[test]
+fn what_is_promised_to_one_allocation_is_not_there_for_another_that_waits() {
+    let mut desk = Desk::new(&[100]);
+    let [client, other] = [1, 2].map(|uid| desk.client(uid));
+    let lease = desk.lease(client, want(50).up_to(100));
+    let [_, old] = [30, 10].map(|bytes| desk.segment(client, lease, bytes));
+    let busy = desk.lease(other, want(40));
+    desk.free(client, lease, old);
+    desk.allocate_as(client, lease, 30, Patience::Endless, Guard::Outside);
+    // 10 are set aside and 10 are free: 30 of growth lack 10.
+    assert_eq!(desk.snapshot().waiting[0].short_by, mib(10));
+    // 20 within the reserve wait for the 10 that drain, and have the 10 set aside.
+    desk.allocate(client, lease, 20);
+    assert_eq!(desk.snapshot().waiting[1].short_by, mib(20));
+    desk.release(other, busy);
+    assert_eq!((desk.view(lease).held, desk.device(0).free), (mib(60), mib(20)));
+    desk.tell(Event::Freed { segment: old });
+    assert_eq!((desk.view(lease).held, desk.view(lease).set_aside), (mib(80), mib(0)));
+}
+
 #[test]
 fn own_bytes_that_can_not_be_proven_free_turn_the_wait_into_growth() {
     for room in [true, false] {
