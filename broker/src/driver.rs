@@ -25,8 +25,8 @@ use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Uid};
 use tokio::sync::mpsc;
 
 pub(crate) use command::{
-    Access, AskUpdate, Departure, Grant, LeaseTerms, Opened, Refusal, Segment, SegmentWish, SessionNotice,
-    Shown, Standing, StreamEnd, World,
+    Access, AskUpdate, Departure, Grant, Guest, LeaseTerms, Opened, Refusal, Segment, SegmentWish,
+    SessionNotice, Shown, Standing, StreamEnd, World,
 };
 pub(crate) use desk::{Ask, Desk};
 pub(crate) use view::{DeviceFacts, View};

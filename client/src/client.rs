@@ -149,10 +149,23 @@ impl Client {
     /// # Errors
     /// Denied where there is no such process of this user, or the lease has too many members.
     pub async fn admit(&self, lease: &Lease, pid: Pid) -> Result<(), AskError> {
+        self.admit_as(lease, v1::AdmitRequest { pid: pid.get(), ..Default::default() }).await
+    }
+
+    /// As [`Self::admit`], for a process that only starts the other one and uses no device itself, as `gpulease run`
+    /// does: what is set aside for this process's context goes over to the other, which needs no more room.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    pub async fn admit_in_my_place(&self, lease: &Lease, pid: Pid) -> Result<(), AskError> {
+        let request = v1::AdmitRequest { pid: pid.get(), in_callers_place: true, ..Default::default() };
+        self.admit_as(lease, request).await
+    }
+
+    async fn admit_as(&self, lease: &Lease, request: v1::AdmitRequest) -> Result<(), AskError> {
         let key = lease.state().key();
         let call = |mut jobs: Jobs, session| async move {
-            let (lease_id, pid) = (key.id.get(), pid.get());
-            jobs.admit(v1::AdmitRequest { session: Some(session), lease_id, pid }).await
+            jobs.admit(v1::AdmitRequest { session: Some(session), lease_id: key.id.get(), ..request }).await
         };
         let reply = self.session.request("an admission", Some(key), call).await?;
         reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))

@@ -167,8 +167,8 @@ impl Arbiter {
             Event::Join { request, session, lease } => {
                 self.answer(request, |a| a.join(request, session, lease))
             }
-            Event::Admit { request, session, lease, peer } => {
-                self.answer(request, |a| a.admit(request, session, lease, peer));
+            Event::Admit { request, session, lease, peer, place } => {
+                self.answer(request, |a| a.admit(request, session, lease, peer, place));
             }
             Event::Resize { request, session, lease, reserve, limit } => {
                 self.answer(request, |a| a.resize(request, session, lease, reserve, limit));

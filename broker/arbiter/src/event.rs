@@ -92,6 +92,15 @@ pub enum Guard {
     Outside,
 }
 
+/// Whose place an admitted process takes on the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// One of its own: its context needs room beside the others.
+    Own,
+    /// The caller's, who only starts it: what is set aside for the caller's context goes over to it.
+    Callers,
+}
+
 /// On whose word a lease ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authority {
@@ -126,8 +135,8 @@ pub enum Event {
     Withdraw { request: RequestId, session: SessionId, ask_name: u64 },
     /// The session's process joins a lease whose token it showed (grpc, after checking the token). Answered by `Joined` or `Denied`.
     Join { request: RequestId, session: SessionId, lease: LeaseId },
-    /// The owner's session admits another process (grpc). Answered by `Done` or `Denied`.
-    Admit { request: RequestId, session: SessionId, lease: LeaseId, peer: Peer },
+    /// A member's session admits another process (grpc). Answered by `Done` or `Denied`.
+    Admit { request: RequestId, session: SessionId, lease: LeaseId, peer: Peer, place: Place },
     /// The owner's session changes a lease (grpc). Answered by `Resized` or `Denied`.
     Resize { request: RequestId, session: SessionId, lease: LeaseId, reserve: Bytes, limit: Bytes },
     /// A lease is given back (grpc). Answered by `Released` or `Denied`.

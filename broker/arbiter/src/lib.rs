@@ -42,7 +42,7 @@ pub use arbiter::{Arbiter, Why};
 pub use denial::Denial;
 pub use effect::{Effect, Notice};
 pub use event::{
-    Authority, DeviceWish, Event, Guard, Patience, Peer, Pinning, RequestId, SegmentKind, Terms,
+    Authority, DeviceWish, Event, Guard, Patience, Peer, Pinning, Place, RequestId, SegmentKind, Terms,
 };
 pub use policy::{Budget, Budgets, DeviceSpec, Policy};
 pub use snapshot::{AccountView, AskView, DeviceView, LeaseState, LeaseView, MemberView, Snapshot};

@@ -7,7 +7,7 @@ use crate::line::ask::Want;
 use crate::line::gate::Standing;
 use crate::process::{Context, Figure, Process};
 use crate::session::too_many;
-use crate::{Arbiter, Denial, Effect, Peer, RequestId};
+use crate::{Arbiter, Denial, Effect, Peer, Place, RequestId};
 
 impl Arbiter {
     pub(crate) fn join(
@@ -19,7 +19,7 @@ impl Arbiter {
         let process = self.session(session)?.process;
         let uid = self.process(process).peer.uid;
         self.leases.get(&lease).filter(|l| l.admits(uid)).ok_or(Denial::NoSuchLease)?;
-        self.may_join(process, lease)?;
+        self.may_join(process, lease, &[])?;
         self.enlist(process, lease);
         self.emit(Effect::Joined { request, lease });
         Ok(())
@@ -31,6 +31,7 @@ impl Arbiter {
         session: SessionId,
         lease: LeaseId,
         peer: Peer,
+        place: Place,
     ) -> Result<(), Denial> {
         let process = self.session(session)?.process;
         let into = self.lease_of_member(process, lease)?;
@@ -42,8 +43,13 @@ impl Arbiter {
         self.same_user(&peer)?;
         let admitted = peer.process;
         self.processes.entry(admitted).or_insert_with(|| Process::new(peer));
-        let verdict = self.may_join(admitted, lease);
+        let given = match place {
+            Place::Own => Vec::new(),
+            Place::Callers => self.transferable(process, admitted, lease),
+        };
+        let verdict = self.may_join(admitted, lease, &given);
         if verdict.is_ok() {
+            self.hand_contexts_over(process, admitted, &given);
             self.enlist(admitted, lease);
             self.emit(Effect::Done { request });
         } else if !self.process(admitted).is_needed() {
@@ -52,8 +58,30 @@ impl Arbiter {
         verdict
     }
 
-    /// Whether the lease, the devices and the accounts have room for the process.
-    fn may_join(&self, process: ProcessId, id: LeaseId) -> Result<(), Denial> {
+    /// The devices on which the caller's context may become the admitted process's: it is this lease's, nobody has
+    /// seen it on the card, and the process has none of its own there.
+    fn transferable(&self, caller: ProcessId, admitted: ProcessId, lease: LeaseId) -> Vec<DeviceId> {
+        let theirs = &self.process(admitted).contexts;
+        let unseen = |c: &Context| c.lease == lease && c.figure == Figure::Estimated;
+        let ours = self.process(caller).contexts.iter().filter(|(_, context)| unseen(context));
+        ours.map(|(device, _)| *device).filter(|device| !theirs.contains_key(device)).collect()
+    }
+
+    /// The lease is charged as before, for another of its members.
+    fn hand_contexts_over(&mut self, caller: ProcessId, admitted: ProcessId, devices: &[DeviceId]) {
+        for device in devices {
+            let given = self.process_mut(caller).contexts.remove(device);
+            let context = given.expect("only contexts that the caller has are handed over");
+            self.process_mut(admitted).contexts.insert(*device, context);
+            if let Some(measured) = self.process(admitted).measured.get(device).copied() {
+                self.overhead(admitted, *device, measured);
+            }
+        }
+        self.reshape_asks(caller);
+    }
+
+    /// Whether the lease, the devices and the accounts have room for the process, beside what it is `given`.
+    fn may_join(&self, process: ProcessId, id: LeaseId, given: &[DeviceId]) -> Result<(), Denial> {
         let lease = &self.leases[&id];
         lease.active()?;
         if lease.members.contains(&process) {
@@ -63,7 +91,7 @@ impl Arbiter {
             return Err(too_many("members", id.to_string(), self.policy.members_per_lease));
         }
         let mut sum = Bytes::ZERO;
-        for device in self.new_contexts(process, id) {
+        for device in self.new_contexts(process, id).into_iter().filter(|device| !given.contains(device)) {
             let asked = self.ledger.book(device).overhead_estimate;
             let room = self.line.available(device, &self.ledger).unwrap_or_default();
             if asked > room {

@@ -11,7 +11,7 @@ use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::chronicle::facts_of_lease;
 use super::command::{
-    Access, Act, AskUpdate, Departure, Grant, LeaseTerms, Left, Opened, Reply, Segment, SegmentWish,
+    Access, Act, AskUpdate, Departure, Grant, Guest, LeaseTerms, Left, Opened, Reply, Segment, SegmentWish,
     SessionNotice, Shown,
 };
 use super::requests::{AskKey, Asked, Pending};
@@ -84,9 +84,7 @@ impl Driver {
                 self.requests.insert(request, Pending::Lease(reply));
                 self.step(Event::Join { request, session, lease });
             }
-            Act::Admit { lease, guest, program, reply } => {
-                self.admit(request, session, lease, guest, program, reply);
-            }
+            Act::Admit { lease, guest, reply } => self.admit(request, session, lease, guest, reply),
             Act::Resize { lease, reserve, limit, reply } => {
                 self.requests.insert(request, Pending::Lease(reply));
                 self.step(Event::Resize { request, session, lease, reserve, limit });
@@ -108,16 +106,16 @@ impl Driver {
         request: RequestId,
         session: SessionId,
         lease: LeaseId,
-        guest: Caller,
-        program: String,
+        guest: Guest,
         reply: Reply<()>,
     ) {
+        let Guest { caller: guest, program, place } = guest;
         if self.liveness.watch(&guest.process).is_err() {
             return drop(reply.send(Err(NOT_WATCHED.into())));
         }
         let peer = self.peer(&guest, program);
         self.requests.insert(request, Pending::Admit { guest, reply });
-        self.step(Event::Admit { request, session, lease, peer });
+        self.step(Event::Admit { request, session, lease, peer, place });
     }
 
     fn allocate(&mut self, request: RequestId, session: SessionId, wish: SegmentWish, reply: Reply<Segment>) {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_arbiter::{Denial, Guard, Notice, Patience, RequestId, SegmentKind, Terms, Time};
+use gpulease_arbiter::{Denial, Guard, Notice, Patience, Place, RequestId, SegmentKind, Terms, Time};
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
@@ -87,6 +87,14 @@ pub(crate) enum Body {
     },
 }
 
+/// A process that is to be admitted.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) caller: Caller,
+    pub(crate) program: String,
+    pub(crate) place: Place,
+}
+
 /// What a session asks for.
 #[derive(Debug)]
 pub(crate) enum Act {
@@ -94,7 +102,7 @@ pub(crate) enum Act {
     Acquire { ask_name: u64, terms: Terms, updates: mpsc::UnboundedSender<AskUpdate> },
     Withdraw { ask_name: u64, reply: Reply<()> },
     Join { lease: LeaseId, token: Vec<u8>, reply: Reply<LeaseTerms> },
-    Admit { lease: LeaseId, guest: Caller, program: String, reply: Reply<()> },
+    Admit { lease: LeaseId, guest: Guest, reply: Reply<()> },
     Resize { lease: LeaseId, reserve: Bytes, limit: Bytes, reply: Reply<LeaseTerms> },
     Release { lease: LeaseId, reply: Reply<Bytes> },
     Allocate { wish: SegmentWish, reply: Reply<Segment> },

@@ -9,8 +9,8 @@ use gpulease_words::{Bytes, LeaseId, SegmentId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::{
-    Act, AskUpdate, Body, Command, Departure, LeaseTerms, Left, Opened, Refusal, Reply, Segment, SegmentWish,
-    Shown, Standing, World,
+    Act, AskUpdate, Body, Command, Departure, Guest, LeaseTerms, Left, Opened, Refusal, Reply, Segment,
+    SegmentWish, Shown, Standing, World,
 };
 use super::view::View;
 use crate::liveness::Caller;
@@ -99,9 +99,9 @@ impl Desk {
         caller: &Caller,
         shown: Shown,
         lease: LeaseId,
-        (guest, program): (Caller, String),
+        guest: Guest,
     ) -> Result<(), Refusal> {
-        self.act(caller, shown, |reply| Act::Admit { lease, guest, program, reply }).await
+        self.act(caller, shown, |reply| Act::Admit { lease, guest, reply }).await
     }
 
     pub(crate) async fn resize(

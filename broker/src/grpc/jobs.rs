@@ -1,6 +1,6 @@
 //! The service for training jobs.
 
-use gpulease_arbiter::Denial;
+use gpulease_arbiter::{Denial, Place};
 use gpulease_proto::v1;
 use gpulease_proto::v1::jobs_server::Jobs;
 use gpulease_words::{Bytes, LeaseId, Pid, SegmentId};
@@ -10,7 +10,7 @@ use super::decode::{rounded, segment_wish, session, terms};
 use super::encode::{denied, lease_info};
 use super::streams::{AskStream, SessionStream};
 use super::{Services, caller, status};
-use crate::driver::{Access, LeaseTerms, Refusal, Segment, Standing};
+use crate::driver::{Access, Guest, LeaseTerms, Refusal, Segment, Standing};
 use crate::kernel::{self, command_name};
 use crate::liveness::{Caller, Unmet};
 use crate::text;
@@ -141,7 +141,9 @@ impl Services {
             return Err(NONE.into());
         }
         let program = program_of(guest.process.pid());
-        self.desk.admit(caller, shown, LeaseId::new(request.lease_id), (guest, program)).await
+        let place = if request.in_callers_place { Place::Callers } else { Place::Own };
+        let guest = Guest { caller: guest, program, place };
+        self.desk.admit(caller, shown, LeaseId::new(request.lease_id), guest).await
     }
 
     /// The number that the broker knows a process by which the caller knows by this one: the same, unless the caller is in

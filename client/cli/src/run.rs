@@ -50,7 +50,7 @@ async fn in_lease(
     command.args(&arguments.command[1..]).envs(variables);
     let failed = |error: std::io::Error| program::exec_failed(&arguments.command[0], &error);
     let gated = Gated::fork(command, signals.before()).await.map_err(failed)?;
-    client.admit(lease, Pid::new(gated.pid())).await?;
+    client.admit_in_my_place(lease, Pid::new(gated.pid())).await?;
     let mut child = gated.open().await.map_err(failed)?;
     attend(&mut child, client, lease, arguments, signals).await
 }

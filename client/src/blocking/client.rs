@@ -69,6 +69,14 @@ impl Client {
         block_on(self.0.admit(lease.face(), pid))
     }
 
+    /// See [`crate::Client::admit_in_my_place`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn admit_in_my_place(&self, lease: &Lease, pid: Pid) -> Result<(), AskError> {
+        block_on(self.0.admit_in_my_place(lease.face(), pid))
+    }
+
     /// See [`crate::Client::observe`].
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, Sessio
 
 use super::{DEVICES, Storm};
 use crate::{
-    Authority, Budget, Budgets, DeviceWish, Event, Guard, Patience, Peer, Pinning, Policy, RequestId,
+    Authority, Budget, Budgets, DeviceWish, Event, Guard, Patience, Peer, Pinning, Place, Policy, RequestId,
     SegmentKind, Terms,
 };
 
@@ -81,7 +81,8 @@ impl Storm {
             46..48 => {
                 let child = self.fresh();
                 let peer = self.peer(child);
-                Event::Admit { request: self.request("admit", process), session, lease, peer }
+                let place = if self.under(2) == 0 { Place::Own } else { Place::Callers };
+                Event::Admit { request: self.request("admit", process), session, lease, peer, place }
             }
             48..54 => self.change(session, process, lease),
             54..76 => self.allocate(session, process, lease, device),

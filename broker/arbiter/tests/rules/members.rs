@@ -1,6 +1,6 @@
 //! Members, their contexts, and who may take part.
 
-use gpulease_arbiter::{Budgets, Denial, Effect, Event, LeaseState, Peer, Policy};
+use gpulease_arbiter::{Budgets, Denial, Effect, Event, LeaseState, Peer, Place, Policy};
 use gpulease_words::{Bytes, LeaseId, mib};
 
 use crate::desk::{Answer, Ask, Client, Desk, device, limit, policy, want};
@@ -10,7 +10,13 @@ fn join(desk: &mut Desk, client: Client, lease: LeaseId) -> Answer {
 }
 
 fn admit(desk: &mut Desk, by: Client, lease: LeaseId, peer: Peer) -> Answer {
-    desk.ask(|request| Event::Admit { request, session: by.session, lease, peer })
+    let place = Place::Own;
+    desk.ask(|request| Event::Admit { request, session: by.session, lease, peer, place })
+}
+
+fn admit_in_place(desk: &mut Desk, by: Client, lease: LeaseId, peer: Peer) -> Answer {
+    let place = Place::Callers;
+    desk.ask(|request| Event::Admit { request, session: by.session, lease, peer, place })
 }
 
 #[test]
@@ -45,6 +51,47 @@ fn each_member_is_charged_for_a_context_once_a_device() {
     }
     let second = desk.lease(client, want(2).on(&[0]));
     assert_eq!(desk.view(second).overhead, Bytes::ZERO, "it has a context there");
+}
+
+#[test]
+fn who_only_starts_a_process_gives_it_the_place_of_its_own_context() {
+    let mut desk = Desk::with_overhead(&[100], 10);
+    let wrapper = desk.client(1);
+    let lease = desk.lease(wrapper, want(90));
+    let child = desk.peer(1, None);
+    let full = Denial::NoRoom { asked: mib(10), room: Bytes::ZERO, device: device(0) };
+    assert_eq!(admit(&mut desk, wrapper, lease, child.clone()), Answer::Denied(full.clone()));
+    assert_eq!(admit_in_place(&mut desk, wrapper, lease, child.clone()), Answer::Done);
+    assert_eq!(desk.view(lease).overhead, mib(10));
+    let members = desk.view(lease).members;
+    let charged: Vec<Bytes> = members.iter().map(|member| member.overhead).collect();
+    assert_eq!(charged, [Bytes::ZERO, mib(10)], "the wrapper's, then the child's");
+
+    // The place is given once.
+    let second = desk.peer(1, None);
+    assert_eq!(admit_in_place(&mut desk, wrapper, lease, second), Answer::Denied(full));
+    assert_eq!(
+        admit_in_place(&mut desk, wrapper, lease, child.clone()),
+        Answer::Done,
+        "it is a member already"
+    );
+
+    // The charge follows the child: the wrapper's end leaves it, the child's ends it.
+    desk.tell(Event::Died { process: wrapper.process });
+    assert_eq!(desk.view(lease).overhead, mib(10));
+    desk.tell(Event::Died { process: child.process });
+    assert_eq!(desk.snapshot().leases, []);
+}
+
+#[test]
+fn a_context_that_was_measured_stays_whose_it_is() {
+    let mut desk = Desk::with_overhead(&[100], 10);
+    let parent = desk.client(1);
+    let lease = desk.lease(parent, want(70));
+    desk.tell(Event::Overhead { process: parent.process, device: device(0), bytes: mib(8) });
+    let child = desk.peer(1, None);
+    assert_eq!(admit_in_place(&mut desk, parent, lease, child), Answer::Done);
+    assert_eq!(desk.view(lease).overhead, mib(18));
 }
 
 #[test]
