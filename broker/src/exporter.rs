@@ -74,10 +74,9 @@ pub struct Program {
 }
 
 impl Default for Program {
-    /// This very program, even if its file was replaced meanwhile.
+    /// This very program, even if its file was replaced meanwhile, under the daemon's name.
     fn default() -> Self {
-        let name = std::env::args_os().next().unwrap_or_else(|| "gpuleased".into());
-        Self { path: "/proc/self/exe".into(), name, idle: IDLE_MAX }
+        Self { path: "/proc/self/exe".into(), name: "gpuleased".into(), idle: IDLE_MAX }
     }
 }
 

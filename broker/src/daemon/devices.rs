@@ -97,10 +97,11 @@ fn chosen(choices: &[DeviceChoice]) -> Result<Vec<DeviceChoice>, StartError> {
     Ok(chosen)
 }
 
-/// A device that nobody has claimed yet.
+/// A device that is not numbered yet.
 struct Raw {
     device: Box<dyn Device>,
     remarks: Vec<String>,
+    claim: Option<Claim>,
 }
 
 impl Raw {
@@ -113,10 +114,13 @@ impl Raw {
         match choice {
             DeviceChoice::Auto => unreachable!("it was resolved"),
             DeviceChoice::Cuda(choice) => {
+                // Before anything is done on a card that another broker may have.
+                let uuid = choice.uuid().map_err(StartError::Device)?;
+                let claim = Claim::take(&uuid).map_err(|taken| StartError::Device(taken.to_string()))?;
                 let device =
                     CudaDevice::open(choice, helpers.clone(), Canary::Run).map_err(StartError::Device)?;
                 let remarks = remarks(&device);
-                Ok(Self { device: Box::new(device), remarks })
+                Ok(Self { device: Box::new(device), remarks, claim: Some(claim) })
             }
             DeviceChoice::Host(bytes) => {
                 let present = host_total();
@@ -129,6 +133,7 @@ impl Raw {
                 Ok(Self {
                     device: Box::new(HostDevice::new(index, *bytes, segments_max)),
                     remarks: Vec::new(),
+                    claim: None,
                 })
             }
         }
@@ -144,14 +149,8 @@ impl Raw {
             );
             return Err(BadSetting(why).into());
         }
-        let claim = match description.kind {
-            Kind::Host => None,
-            Kind::Cuda => {
-                Some(Claim::take(&description.uuid).map_err(|taken| StartError::Device(taken.to_string()))?)
-            }
-        };
         let facts = DeviceFacts::new(id, &*self.device, capacity);
-        Ok(Opened { facts, device: self.device, remarks: self.remarks, claim })
+        Ok(Opened { facts, device: self.device, remarks: self.remarks, claim: self.claim })
     }
 }
 

@@ -39,9 +39,6 @@ const BROKER_SHARE: Bytes = Bytes::new(8 << 20);
 /// What a context takes with common libraries, until it is measured.
 const OVERHEAD_ESTIMATE: Bytes = Bytes::new(640 << 20);
 
-/// A card with less room than this is not troubled with a canary, which needs two contexts one after the other.
-const CANARY_ROOM: Bytes = Bytes::new(4 << 30);
-
 /// Past this a segment that somebody still has is reported: a killed process's memory is back within half a second.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
 
@@ -114,7 +111,7 @@ impl CudaDevice {
         choice::refuse_mig(&name, nvml.as_ref().ok())?;
         let reading = nvml.as_ref().map_err(Clone::clone).and_then(Card::read);
         let scrubbing = match canary {
-            Canary::Run => scrubbing(&program, &uuid, reading.as_ref().ok()),
+            Canary::Run => check_scrubbing(&program, &uuid, reading.as_ref().ok()),
             Canary::Skip => Scrubbing::Unknown("it was not asked for".to_owned()),
         };
         if scrubbing == Scrubbing::Missing {
@@ -330,14 +327,5 @@ impl Device for CudaDevice {
 
     fn handed(&mut self, segment: SegmentId, process: Pid) {
         self.consumer(segment, process);
-    }
-}
-
-fn scrubbing(program: &Program, uuid: &str, reading: Option<&Reading>) -> Scrubbing {
-    match reading.map(Reading::free) {
-        Some(free) if free < CANARY_ROOM => {
-            Scrubbing::Unknown(format!("only {free} of the card were free, and a canary takes some of that"))
-        }
-        Some(_) | None => check_scrubbing(program, uuid),
     }
 }

@@ -13,6 +13,7 @@ use gpulease_words::Bytes;
 
 use super::Program;
 use super::process::{close_inherited, context};
+use crate::witness::Reading;
 
 const MARK: &str = "--cuda-canary-mark";
 const LOOK: &str = "--cuda-canary-look";
@@ -22,6 +23,8 @@ const MARKED: Bytes = Bytes::new(256 << 20);
 const LOOKED_THROUGH: Bytes = Bytes::new(512 << 20);
 /// How much of it at a time.
 const PIECE: Bytes = Bytes::new(16 << 20);
+/// A card with less room than this is not troubled with it.
+const ROOM: Bytes = Bytes::new(4 << 30);
 /// The mark, in every byte.
 const BYTE: u8 = 0xa5;
 /// Marked bytes in a row that are no coincidence.
@@ -41,9 +44,14 @@ pub enum Scrubbing {
     Unknown(String),
 }
 
-/// Runs the canary on the device of this UUID.
+/// Runs the canary on the device of this UUID, unless its reading says that there is little room for one.
 #[must_use]
-pub fn check_scrubbing(program: &Program, uuid: &str) -> Scrubbing {
+pub fn check_scrubbing(program: &Program, uuid: &str, reading: Option<&Reading>) -> Scrubbing {
+    if let Some(free) = reading.map(Reading::free).filter(|free| *free < ROOM) {
+        return Scrubbing::Unknown(format!(
+            "only {free} of the card were free, and a canary takes some of that"
+        ));
+    }
     let marked = run(program.command(MARK, uuid));
     let looked = marked.and_then(|_| run(program.command(LOOK, uuid)));
     match looked.as_deref() {

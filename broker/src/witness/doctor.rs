@@ -1,11 +1,13 @@
 //! What is well and what is not with the driver and the cards of this host, for `gpulease doctor`.
 
-use gpulease_cuda::{Device, Driver};
+use gpulease_cuda::{Device, Driver, Unavailable};
 use nvml_wrapper::enum_wrappers::device::ComputeMode;
 
 use super::{Card, Cards, Reading, people};
 use crate::device::cuda::{Canary, numbered, refuse_mig};
 use crate::exporter::{Program, Scrubbing, check_scrubbing};
+
+const ACCESS_FOR_ALL: &str = "let all compute by nvidia-smi -c 0";
 
 /// The most processes of a card that are named.
 const NAMED_MAX: usize = 8;
@@ -17,8 +19,10 @@ pub struct Finding {
     pub subject: String,
     /// How it is.
     pub verdict: Verdict,
-    /// A sentence, with numbers, and with what helps where something does.
+    /// A sentence, with numbers.
     pub says: String,
+    /// What helps, where something does and the sentence does not say it.
+    pub cure: Option<&'static str>,
 }
 
 /// How a thing is.
@@ -37,28 +41,38 @@ pub enum Verdict {
 /// Looks at driver, NVML and every GPU that this process sees.
 ///
 /// It loads the driver (0.1 s). The canary makes it start this process's program twice, half a second in all, so that
-/// `main` has to begin with [`crate::exporter::maybe_run`].
+/// `main` has to begin with [`crate::exporter::maybe_run`] where it is called as `gpuleased`.
 #[must_use]
 pub fn doctor(canary: Canary) -> Vec<Finding> {
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(why @ (Unavailable::NoLibrary { .. } | Unavailable::NoDevice { .. })) => {
+            let finding = finding("driver", Verdict::Notice, why.to_string());
+            return vec![finding.with_cure("host memory can be leased without one")];
+        }
+        Err(why) => return vec![finding("driver", Verdict::Bad, why.to_string())],
+    };
     let cards = Cards::open();
-    let mut findings = vec![nvml(&cards)];
-    let devices = Driver::load().map_err(|why| why.to_string()).and_then(|driver| {
-        findings.insert(0, driver_found(driver, cards.as_ref().ok()));
-        numbered(driver).map_err(|why| why.to_string())
-    });
-    match devices {
+    let mut findings = vec![driver_found(driver, cards.as_ref().ok()), nvml(&cards)];
+    match numbered(driver) {
         Ok(devices) => {
             findings.extend(devices.into_iter().enumerate().flat_map(|(number, device)| {
                 Patient::new(number, device, cards.as_ref().ok()).findings(canary)
             }))
         }
-        Err(why) => findings.insert(0, finding("driver", Verdict::Bad, why)),
+        Err(why) => findings.push(finding("driver", Verdict::Bad, why.to_string())),
     }
     findings
 }
 
 fn finding(subject: &str, verdict: Verdict, says: impl Into<String>) -> Finding {
-    Finding { subject: subject.to_owned(), verdict, says: says.into() }
+    Finding { subject: subject.to_owned(), verdict, says: says.into(), cure: None }
+}
+
+impl Finding {
+    fn with_cure(self, cure: &'static str) -> Self {
+        Self { cure: Some(cure), ..self }
+    }
 }
 
 fn nvml(cards: &Result<Cards, String>) -> Finding {
@@ -68,7 +82,7 @@ fn nvml(cards: &Result<Cards, String>) -> Finding {
             "NVML",
             Verdict::Unknown,
             format!(
-                "{why}. Without it nobody can tell what others use of a card: such figures are N/A, and memory counts as free once as much can be created"
+                "{why}; without it nobody can tell what others use of a card, such figures are N/A, and memory counts as free once as much can be created"
             ),
         ),
     }
@@ -77,7 +91,7 @@ fn nvml(cards: &Result<Cards, String>) -> Finding {
 fn driver_found(driver: &Driver, cards: Option<&Cards>) -> Finding {
     let version = cards.and_then(|cards| cards.driver_version().ok());
     let version = version.map(|version| format!(", driver {version}")).unwrap_or_default();
-    finding("driver", Verdict::Good, format!("CUDA {}{version}", driver.version()))
+    finding("driver", Verdict::Good, format!("CUDA {}{version}, with all that is needed", driver.version()))
 }
 
 /// A GPU under examination.
@@ -125,17 +139,17 @@ impl Patient {
     fn access(&self) -> Option<Finding> {
         match self.card.as_ref()?.access()? {
             ComputeMode::Default => None,
-            ComputeMode::Prohibited => Some(self.says(
-                Verdict::Bad,
-                format!("{} lets nobody compute (compute mode prohibited); nvidia-smi -c 0 lets all", self.name),
-            )),
-            ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread => Some(self.says(
-                Verdict::Notice,
-                format!(
-                    "{} lets one process compute at a time (compute mode exclusive), so that jobs can't share it; nvidia-smi -c 0 lets all",
+            ComputeMode::Prohibited => {
+                let says = format!("{} lets nobody compute (compute mode prohibited)", self.name);
+                Some(self.says(Verdict::Bad, says).with_cure(ACCESS_FOR_ALL))
+            }
+            ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread => {
+                let says = format!(
+                    "{} lets one process compute at a time (compute mode exclusive), so that jobs can't share it",
                     self.name
-                ),
-            )),
+                );
+                Some(self.says(Verdict::Notice, says).with_cure(ACCESS_FOR_ALL))
+            }
         }
     }
 
@@ -144,8 +158,9 @@ impl Patient {
         (!awake).then(|| {
             self.says(
                 Verdict::Notice,
-                "persistence mode is off, so that the first program on an idle card waits for seconds; nvidia-smi -pm 1 or nvidia-persistenced switches it on",
+                "persistence mode is off, so that the first program on an idle card waits for seconds",
             )
+            .with_cure("switch it on by nvidia-smi -pm 1 or nvidia-persistenced")
         })
     }
 
@@ -168,7 +183,8 @@ impl Patient {
 
     fn scrubbing(&self, canary: Canary) -> Option<Finding> {
         let uuid = self.uuid.as_ref().filter(|_| canary == Canary::Run)?;
-        Some(match check_scrubbing(&Program::default(), uuid) {
+        let reading = self.card.as_ref().and_then(|card| card.read().ok());
+        Some(match check_scrubbing(&Program::default(), uuid, reading.as_ref()) {
             Scrubbing::Seen => self.says(
                 Verdict::Good,
                 "fresh memory held none of what another process had written there (a sample)",

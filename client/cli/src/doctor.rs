@@ -2,6 +2,7 @@
 
 mod broker;
 mod finding;
+mod gpus;
 mod host;
 
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ pub(crate) async fn doctor(common: &Common) -> Outcome {
     if let Some(socket) = socket {
         findings.extend(host::directory(&socket));
     }
-    findings.push(host::driver());
+    findings.extend(gpus::findings());
     findings.push(host::open_files());
     findings.push(host::namespace());
     findings.extend(host::job(|name| std::env::var(name).ok()));

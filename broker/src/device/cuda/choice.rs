@@ -25,6 +25,16 @@ pub enum Choice {
 #[error("{0:?} names no GPU; write cuda:0, or cuda:GPU-... with the UUID that nvidia-smi -L shows")]
 pub struct ParseChoiceError(String);
 
+impl Choice {
+    /// The UUID of the GPU meant, as [`crate::device::Description`] has it.
+    ///
+    /// # Errors
+    /// A sentence where there is no such GPU, or it can't be lent.
+    pub fn uuid(&self) -> Result<String, String> {
+        find(self)?.uuid().map(|uuid| uuid.to_string()).map_err(|why| why.to_string())
+    }
+}
+
 impl FromStr for Choice {
     type Err = ParseChoiceError;
 

@@ -21,7 +21,7 @@ pub(super) enum Level {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     /// What was looked at, as a stable word.
-    pub(super) check: &'static str,
+    pub(super) check: String,
     /// How it is.
     pub(super) level: Level,
     /// What was found.
@@ -32,15 +32,15 @@ pub(super) struct Finding {
 
 impl Finding {
     pub(super) fn ok(check: &'static str, message: impl Into<String>) -> Self {
-        Self { check, level: Level::Ok, message: message.into(), cure: None }
+        Self { check: check.to_owned(), level: Level::Ok, message: message.into(), cure: None }
     }
 
     pub(super) fn warn(check: &'static str, message: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { check, level: Level::Warn, message: message.into(), cure: Some(cure.into()) }
+        Self { check: check.to_owned(), level: Level::Warn, message: message.into(), cure: Some(cure.into()) }
     }
 
     pub(super) fn fail(check: &'static str, message: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { check, level: Level::Fail, message: message.into(), cure: Some(cure.into()) }
+        Self { check: check.to_owned(), level: Level::Fail, message: message.into(), cure: Some(cure.into()) }
     }
 
     /// `ok    broker      gpuleased 0.1.0 answers`, with the cure on a line of its own.

@@ -58,27 +58,6 @@ fn handoff(folder: &Path) -> Finding {
     }
 }
 
-/// Whether programs here can use CUDA memory.
-pub(super) fn driver() -> Finding {
-    match gpulease_cuda::Driver::load() {
-        Ok(driver) => {
-            let count = driver.devices().map_or(0, |devices| devices.len());
-            Finding::ok(
-                "driver",
-                format!(
-                    "the CUDA driver here speaks CUDA {}, has all that is needed, and shows {count} GPUs",
-                    driver.version()
-                ),
-            )
-        }
-        Err(why) => Finding::warn(
-            "driver",
-            format!("no CUDA in this process: {why}"),
-            "leases of host memory work without it",
-        ),
-    }
-}
-
 /// Whether this user may open enough files.
 pub(super) fn open_files() -> Finding {
     let limit = getrlimit(Resource::Nofile);
