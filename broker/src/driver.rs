@@ -4,11 +4,13 @@
 //! time, hands the event to the arbiter, and carries out the effects before it looks at anything
 //! else; nothing here awaits between a check and the act that rests on it.
 
+mod acts;
 mod answers;
 mod chronicle;
 mod clock;
 mod command;
 mod desk;
+mod news;
 mod publication;
 mod requests;
 mod segments;
@@ -18,9 +20,7 @@ mod view;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use gpulease_arbiter::{
-    Arbiter, Authority, Budgets, Denial, DeviceSpec, Effect, Event, Policy, RequestId, Time,
-};
+use gpulease_arbiter::{Arbiter, Authority, Budgets, Denial, DeviceSpec, Effect, Event, Policy, Time};
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Uid};
 use tokio::sync::mpsc;
 
@@ -33,14 +33,13 @@ pub(crate) use view::{DeviceFacts, View};
 
 use crate::credentials::Secret;
 use crate::device::thread::OwnerThread;
-use crate::device::{Completion, Done};
 use crate::event_log::{EventLog, Facts};
 use crate::liveness::{Liveness, Process};
 use crate::tickets::Tickets;
 use crate::users::Names;
-use crate::witness::{Roster, Testimony, Witness};
+use crate::witness::{Roster, Witness};
 use clock::Clock;
-use command::{Body, Command, Left};
+use command::{Body, Command};
 use publication::Publication;
 use requests::{AskKey, Pending, Requests};
 use segments::Segments;
@@ -242,130 +241,6 @@ impl Driver {
         }
     }
 
-    fn hear(&mut self, news: World) {
-        if self.mode == Mode::Stopping {
-            return;
-        }
-        match news {
-            World::Device(completion) => self.complete(completion),
-            World::Died(process) => self.bury(process),
-            World::Witness(device, testimony) => self.book(device, testimony),
-            World::Left(Left::Request(request)) => self.leave(request),
-            World::Left(Left::Stream(session, number)) => {
-                if self.sessions.detach(session, number) {
-                    self.step(Event::Adrift { session });
-                }
-            }
-            World::Claimed(segment) => {
-                if self.segments.is_out(segment) {
-                    self.step(Event::Claimed { segment });
-                }
-            }
-            World::Acknowledged(segment) => {
-                let request = self.segments.acknowledged(segment);
-                request.into_iter().for_each(|request| self.requests.forget_request(request));
-            }
-            World::Stop => self.stop(),
-        }
-    }
-
-    fn complete(&mut self, Completion { device, done }: Completion) {
-        match done {
-            Done::Created(segment, handover) => {
-                self.segments.made(segment, handover);
-                self.step(Event::Created { segment });
-            }
-            Done::CreateFailed(segment, why) => {
-                self.step(Event::CreateFailed { segment, why });
-                self.segments.forget(segment);
-            }
-            Done::Freed(segment) => {
-                self.step(Event::Freed { segment });
-                self.segments.forget(segment);
-            }
-            Done::Unproven(segment, suspects) => self.step(Event::Unproven { segment, suspects }),
-            Done::Lost(why) => {
-                tracing::error!(%device, why, "a device is lost");
-                self.device_facts(device).trouble = Some(why);
-                self.step(Event::DeviceLost { device });
-            }
-        }
-    }
-
-    fn bury(&mut self, process: ProcessId) {
-        if self.processes.contains_key(&process) {
-            self.step(Event::Died { process });
-            self.drop_process(process);
-            self.witness.iter().for_each(Witness::refresh_now);
-        }
-    }
-
-    /// Takes the witness's word where it is a new one. What has grown is booked first, so that no byte is free in between.
-    fn book(&mut self, device: DeviceId, testimony: Testimony) {
-        let Testimony { used, off_book, overheads, strangers } = testimony;
-        let facts = self.device_facts(device);
-        if (&facts.used, &facts.strangers) != (&used, &strangers) {
-            (facts.used, facts.strangers) = (used, strangers);
-            self.publication.mark_stale();
-        }
-        let grown = off_book > self.device_facts(device).off_book;
-        if grown {
-            self.book_off_book(device, off_book);
-        }
-        let known = |process: &ProcessId| self.overheads.get(&(*process, device)).copied();
-        let mut changed: Vec<_> =
-            overheads.into_iter().filter(|(process, bytes)| known(process) != Some(*bytes)).collect();
-        changed.sort_by_key(|(process, bytes)| known(process) > Some(*bytes));
-        for (process, bytes) in changed {
-            if self.processes.contains_key(&process) {
-                self.overheads.insert((process, device), bytes);
-                self.step(Event::Overhead { process, device, bytes });
-            }
-        }
-        if !grown {
-            self.book_off_book(device, off_book);
-        }
-    }
-
-    fn book_off_book(&mut self, device: DeviceId, bytes: Option<Bytes>) {
-        let facts = self.device_facts(device);
-        if facts.off_book != bytes {
-            facts.off_book = bytes;
-            self.step(Event::OffBook { device, bytes });
-        }
-    }
-
-    /// A caller went away, perhaps after his answer was on its way.
-    fn leave(&mut self, request: RequestId) {
-        match self.requests.find(request) {
-            Some(Pending::Segment { .. }) => self.abandon(request),
-            Some(Pending::Ask { .. }) => {
-                drop(self.requests.take(request));
-                self.leave_unattended(request);
-            }
-            None => match self.segments.answer_to(request) {
-                Some(segment) => self.free_undelivered(segment),
-                None => self.leave_unattended(request),
-            },
-            Some(
-                Pending::Open { .. }
-                | Pending::Plain(_)
-                | Pending::Admit { .. }
-                | Pending::Lease(_)
-                | Pending::Amount(_)
-                | Pending::Unheard,
-            ) => {}
-        }
-    }
-
-    /// An older call's leaving means nothing where a newer one took its ask up.
-    fn leave_unattended(&mut self, request: RequestId) {
-        if let Some(AskKey { session, name }) = self.requests.key_of(request) {
-            self.requests.forget_request(request);
-            self.step(Event::Unattended { session, ask_name: name });
-        }
-    }
-
     fn stop(&mut self) {
         self.mode = Mode::Stopping;
         self.requests.drain().for_each(|pending| pending.refuse(Refusal::Stopping));
@@ -401,11 +276,6 @@ impl Driver {
                 self.step(Event::Recall { request, lease, bytes, within });
             }
         }
-    }
-
-    fn device_facts(&mut self, device: DeviceId) -> &mut DeviceFacts {
-        let found = self.facts.iter_mut().find(|facts| facts.id == device);
-        found.expect("news come only of devices that the broker has")
     }
 }
 
