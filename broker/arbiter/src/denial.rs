@@ -143,7 +143,9 @@ impl fmt::Display for Denial {
             Self::Overdue => f.write_str(
                 "the lease is overdue: a recall's deadline passed, or its session stayed away; give surplus back first",
             ),
-            Self::DeviceRefused { why } => write!(f, "the device refused memory that should be there: {why}"),
+            Self::DeviceRefused { why } => {
+                write!(f, "the device refused memory that should be there: {why}; try again, or tell the operator")
+            }
             Self::DeviceLost { device } => write!(f, "device {device} is lost; use another, or ask the operator"),
             Self::Withdrawn => f.write_str("the ask was withdrawn"),
             Self::EndedByOther => f.write_str("the lease was given back from outside this program"),

@@ -14,8 +14,9 @@
 //! limit is not starved by small ones of the same group. All waits go upward (job, user,
 //! group, host, devices) and by age on the devices: there is no cycle.
 //!
-//! An ask for any device is bound to those where least is missing when it becomes a barrier. It
-//! holds back there, and is still granted elsewhere if other devices have room sooner.
+//! An ask for any device is bound to those where least is missing when it becomes a barrier, and
+//! anew when one of them can't give it any more. It holds back there, and is still granted
+//! elsewhere if other devices have room sooner ([`crate::line::roamers`]).
 //!
 //! **Cost.** An account with waiting asks stands in its parent's [`Roster`] with a summary of what
 //! could be granted below it by its own limits. A charge changes four accounts' places; the search
@@ -27,6 +28,7 @@ mod barrier;
 mod check;
 pub(crate) mod gate;
 pub(crate) mod pile;
+mod roamers;
 pub(crate) mod roster;
 pub(crate) mod shape;
 
@@ -39,6 +41,7 @@ use crate::ledger::{Health, Ledger};
 use crate::line::ask::{Ask, Stage, resources};
 use crate::line::gate::Standing;
 use crate::line::pile::Piles;
+use crate::line::roamers::Roamers;
 use crate::line::roster::{Place, Roster, Who};
 use crate::line::shape::{Bounds, Shape, Shapes, Summary, cost};
 
@@ -56,6 +59,7 @@ pub(crate) struct Line {
     pub(crate) asks: BTreeMap<AskId, Ask>,
     pub(crate) shapes: Shapes,
     pub(crate) piles: Piles,
+    roamers: Roamers,
     queues: BTreeMap<NodeId, Queue>,
 }
 
@@ -75,7 +79,7 @@ impl Line {
     /// The ask waits from now on.
     pub(crate) fn join(&mut self, ask: Ask, accounts: &mut Accounts) {
         let id = ask.id;
-        let enrolled = ask.is_in_roster(self.shape_of(&ask));
+        let enrolled = ask.is_in_roster();
         self.asks.insert(id, ask);
         if enrolled {
             self.enroll(id, accounts);
@@ -86,7 +90,7 @@ impl Line {
     pub(crate) fn leave(&mut self, id: AskId, accounts: &mut Accounts) -> Ask {
         self.retreat(id, accounts);
         let ask = self.asks.remove(&id).expect("whoever names an ask was told when it left the line");
-        if ask.is_in_roster(self.shape_of(&ask)) {
+        if ask.is_in_roster() {
             self.strike(&ask, accounts);
         }
         self.shapes.leave(ask.shape);
@@ -151,20 +155,47 @@ impl Line {
         if let Some(id) = barrier {
             return Some((id, self.get(id).needs().iter().map(|(device, _)| *device).collect()));
         }
+        if let Some(found) = self.first_roamer(accounts, ledger) {
+            return Some(found);
+        }
         let summary = self.queues.get(&NodeId::HOST)?.roster.summary()?;
         let give = |device| self.available(device, ledger);
         let bounds = Bounds::on_devices(summary, &self.shapes, ledger, give);
         self.first_below(NodeId::HOST, &bounds, accounts, ledger)
     }
 
-    /// Where the ask can be granted now as one that is no barrier.
-    pub(crate) fn placement(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
+    /// The oldest barrier for which devices that it is not bound to have room.
+    fn first_roamer(&self, accounts: &Accounts, ledger: &Ledger) -> Option<(AskId, Vec<DeviceId>)> {
+        let give = |device| self.available(device, ledger);
+        let bound = |shape| self.shapes.get(shape).bound_on_devices(ledger, give);
+        self.roamers.oldest(bound, |id| self.elsewhere(self.get(id), accounts, ledger))
+    }
+
+    /// Where a barrier that roams can be granted behind all others. It pledged for the devices it is
+    /// bound to; where others cost more, for contexts, its accounts must have that too.
+    fn elsewhere(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
+        let shape = self.shape_of(ask);
+        let devices = if self.roams(ask) { self.devices_for(ask, ledger)? } else { return None };
+        let pledged: Bytes = ask.needs().iter().map(|(_, need)| *need).sum();
+        let more = cost(shape, ask.amount, &devices, ledger).saturating_sub(pledged).get();
+        let passes = |room: u64| more == 0 || room >= more;
+        let mut path = accounts.path(ask.account);
+        path.all(|(_, node)| passes(node.bytes.room(Standing::Newcomer))).then_some(devices)
+    }
+
+    /// The devices on which the ask fits behind all barriers.
+    fn devices_for(&self, ask: &Ask, ledger: &Ledger) -> Option<Vec<DeviceId>> {
         let shape = self.shape_of(ask);
         let fits = |device| {
             let available = self.available(device, ledger)?;
             (available.checked_sub(shape.overhead(device, ledger))? >= ask.amount).then_some(available)
         };
-        let devices = choose(shape, ledger, fits)?;
+        choose(shape, ledger, fits)
+    }
+
+    /// Where the ask can be granted now as one that is no barrier.
+    pub(crate) fn placement(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
+        let (shape, devices) = (self.shape_of(ask), self.devices_for(ask, ledger)?);
         let cost = cost(shape, ask.amount, &devices, ledger);
         let passes = accounts.path(ask.account).all(|(_, node)| {
             resources(shape.purpose)

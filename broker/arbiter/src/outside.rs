@@ -49,7 +49,7 @@ impl Post {
     pub(crate) const fn collects(self) -> bool {
         match self {
             Self::Collecting => true,
-            Self::Hopeless(_) | Self::Parked(..) => false,
+            Self::Hopeless | Self::Parked(..) => false,
         }
     }
 }

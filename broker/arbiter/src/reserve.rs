@@ -18,7 +18,6 @@ impl Arbiter {
         process: ProcessId,
         wanted: Wanted,
     ) -> Result<(), Denial> {
-        self.bounded(self.process(process).peer.uid)?;
         let id = self.wait_for_segment(request, session, process, wanted, Stage::OwnDrain)?;
         let share = self.lease_mut(wanted.lease).share_mut(wanted.device);
         share.promised = plus(share.promised, wanted.bytes);

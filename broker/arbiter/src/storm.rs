@@ -197,7 +197,7 @@ fn stage(ask: &Ask) -> &'static str {
     match ask.stage {
         Stage::OwnDrain => "own drain",
         Stage::InLine => "in line",
-        Stage::Barrier { post: Post::Hopeless(_), .. } => "hopeless",
+        Stage::Barrier { post: Post::Hopeless, .. } => "hopeless",
         Stage::Barrier { post: Post::Parked(_, Resource::Slots), .. } => "parked for a slot",
         Stage::Barrier { post: Post::Parked(_, Resource::Bytes), .. } => "parked for bytes",
         Stage::Barrier { post: Post::Collecting, .. } => "collecting",

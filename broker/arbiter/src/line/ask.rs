@@ -11,8 +11,8 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 
 use crate::accounts::{NodeId, Resource};
 use crate::allocate::Wanted;
-use crate::line::shape::{Shape, ShapeId, Use};
-use crate::{DeviceWish, RequestId, Terms, Time};
+use crate::line::shape::{ShapeId, Use};
+use crate::{RequestId, Terms, Time};
 
 /// What is wanted.
 #[derive(Clone, Debug)]
@@ -26,8 +26,8 @@ pub(crate) enum Want {
 /// Where a barrier stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Post {
-    /// Even if every lease on that device ended there would be too little: it holds nothing back.
-    Hopeless(DeviceId),
+    /// Even if every lease ended there would be too little on its devices: it holds nothing back.
+    Hopeless,
     /// This account has too little room: it holds back room of the accounts below only.
     Parked(NodeId, Resource),
     /// Its accounts have room: it holds back what it needs on its devices.
@@ -74,13 +74,11 @@ impl Ask {
         }
     }
 
-    /// Whether the fair order may grant it. A barrier that could use any device still looks at
-    /// those that it does not hold back.
-    pub(crate) const fn is_in_roster(&self, shape: &Shape) -> bool {
+    /// Whether the fair order may grant it.
+    pub(crate) const fn is_in_roster(&self) -> bool {
         match self.stage {
-            Stage::OwnDrain => false,
+            Stage::OwnDrain | Stage::Barrier { .. } => false,
             Stage::InLine => true,
-            Stage::Barrier { .. } => matches!(shape.wish, DeviceWish::Any(_)),
         }
     }
 

@@ -7,7 +7,6 @@ use crate::accounts::{Accounts, NodeId, Resource};
 use crate::ledger::{Ledger, plus};
 use crate::line::ask::{Ask, Post, Stage, resources};
 use crate::line::gate::Climb;
-use crate::line::pile::Outlook;
 use crate::line::{Line, units};
 
 impl Line {
@@ -18,17 +17,12 @@ impl Line {
             return;
         }
         let needs = self.least_missing(ask, ledger);
-        let (before, after) = (ask.clone(), Stage::Barrier { needs, post: Post::Collecting });
-        let ask = self.get_mut(id);
-        ask.stage = after;
-        let ask = ask.clone();
-        if !ask.is_in_roster(self.shape_of(&ask)) {
-            self.strike(&before, accounts);
-        }
+        self.strike(&ask.clone(), accounts);
+        self.get_mut(id).stage = Stage::Barrier { needs, post: Post::Collecting };
         self.start_climb(id, accounts, ledger);
     }
 
-    /// The barrier is bound anew: a device that it was bound to is lost.
+    /// The barrier is bound anew: a device is lost, or can't give what it could, or can again.
     pub(crate) fn rise_again(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         self.retreat(id, accounts);
         let needs = self.least_missing(self.get(id), ledger);
@@ -38,14 +32,8 @@ impl Line {
 
     /// The device's ceiling may have moved: barriers lose hope or find it again.
     pub(crate) fn look_up(&mut self, device: DeviceId, accounts: &mut Accounts, ledger: &Ledger) {
-        while let Some((id, outlook)) = self.piles.turned(device, ledger) {
-            match outlook {
-                Outlook::Lost => self.despair(id, device, accounts),
-                Outlook::Found => {
-                    self.retreat(id, accounts);
-                    self.start_climb(id, accounts, ledger);
-                }
-            }
+        while let Some(id) = self.piles.turned(device, ledger) {
+            self.rise_again(id, accounts, ledger);
         }
     }
 
@@ -53,6 +41,7 @@ impl Line {
     pub(crate) fn retreat(&mut self, id: AskId, accounts: &mut Accounts) {
         let ask = self.asks.get(&id).expect("whoever names an ask was told when it left the line");
         if ask.post().is_some() {
+            self.roamers.leave(ask.shape, ask.amount, id);
             self.piles.forget(id, ask.needs());
             accounts.forget_barrier(ask.account, id);
         }
@@ -61,9 +50,7 @@ impl Line {
     /// Lets barriers through the gates of an account that has room, and the youngest step back where it was overrun.
     pub(crate) fn tend(&mut self, node: NodeId, accounts: &mut Accounts, ledger: &Ledger) {
         for resource in [Resource::Slots, Resource::Bytes] {
-            while let Some(id) = accounts.tended(node, resource).and_then(|gate| gate.step_back()) {
-                self.step_back(id, (node, resource), accounts);
-            }
+            self.step_back_at((node, resource), accounts);
             while let Some(id) = accounts.tended(node, resource).and_then(|gate| gate.admit_head()) {
                 self.climb(id, Some((node, resource)), accounts, ledger);
             }
@@ -71,10 +58,11 @@ impl Line {
     }
 
     fn start_climb(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
-        let needs = self.get(id).needs();
-        if let Some((device, _)) = needs.iter().find(|(device, need)| *need > ledger.book(*device).ceiling())
-        {
-            return self.despair(id, *device, accounts);
+        let hopeless = |(device, need): &(DeviceId, Bytes)| *need > ledger.book(*device).ceiling();
+        if self.get(id).needs().iter().any(hopeless) {
+            let of = self.needs_anywhere(self.get(id), ledger).into_iter().filter(hopeless).collect();
+            self.get_mut(id).stand(Post::Hopeless);
+            return self.piles.despair(id, of);
         }
         let ask = self.asks.get(&id).expect("it was just there");
         self.piles.hope(id, ask.needs());
@@ -87,13 +75,24 @@ impl Line {
             1 + steps.iter().position(|(step, _)| *step == gate).expect("it is on its path")
         });
         for ((node, resource), amount) in &steps[done..] {
-            if accounts.node_mut(*node).gate_mut(*resource).climb(id, *amount) == Climb::Parked {
+            let climb = accounts.node_mut(*node).gate_mut(*resource).climb(id, *amount);
+            self.step_back_at((*node, *resource), accounts);
+            if climb == Climb::Parked {
                 return self.get_mut(id).stand(Post::Parked(*node, *resource));
             }
         }
         self.get_mut(id).stand(Post::Collecting);
         let ask = self.asks.get(&id).expect("it was just there");
         self.piles.collect(id, ask.needs());
+        if self.roams(ask) {
+            self.roamers.enter(ask.shape, ask.amount, id);
+        }
+    }
+
+    fn step_back_at(&mut self, (node, resource): (NodeId, Resource), accounts: &mut Accounts) {
+        while let Some(id) = accounts.tended(node, resource).and_then(|gate| gate.step_back()) {
+            self.step_back(id, (node, resource), accounts);
+        }
     }
 
     fn step_back(&mut self, id: AskId, to: (NodeId, Resource), accounts: &mut Accounts) {
@@ -103,14 +102,13 @@ impl Line {
         }
         let ask = self.asks.get_mut(&id).expect("a pledge is of an ask that waits");
         ask.stand(Post::Parked(to.0, to.1));
+        self.roamers.leave(ask.shape, ask.amount, id);
         self.piles.let_go(id, ask.needs());
     }
 
-    fn despair(&mut self, id: AskId, device: DeviceId, accounts: &mut Accounts) {
-        let ask = self.asks.get_mut(&id).expect("a barrier is an ask that waits");
-        ask.stand(Post::Hopeless(device));
-        self.piles.despair(id, device, ask.needs());
-        accounts.forget_barrier(ask.account, id);
+    /// Whether it takes the room of devices that it is not bound to.
+    pub(crate) fn roams(&self, ask: &Ask) -> bool {
+        ask.post() == Some(Post::Collecting) && matches!(self.shape_of(ask).wish, DeviceWish::Any(_))
     }
 
     /// The gates on the ask's way, with what it takes at each.
@@ -123,12 +121,10 @@ impl Line {
 
     /// What the ask needs on the devices where least is missing for it.
     pub(crate) fn least_missing(&self, ask: &Ask, ledger: &Ledger) -> Vec<(DeviceId, Bytes)> {
-        let shape = self.shape_of(ask);
-        let need = |device| (device, plus(ask.amount, shape.overhead(device, ledger)));
-        match &shape.wish {
-            DeviceWish::These(devices) => devices.iter().map(|device| need(*device)).collect(),
+        let mut needs = self.needs_anywhere(ask, ledger);
+        match &self.shape_of(ask).wish {
+            DeviceWish::These(_) => needs,
             DeviceWish::Any(n) => {
-                let mut needs: Vec<_> = ledger.usable().map(|(device, _)| need(device)).collect();
                 needs.sort_by_key(|(device, need)| {
                     let hopeless = *need > ledger.book(*device).ceiling();
                     (
@@ -140,6 +136,16 @@ impl Line {
                 needs.truncate(n.get() as usize);
                 needs
             }
+        }
+    }
+
+    /// What the ask would need on each device that it could take.
+    fn needs_anywhere(&self, ask: &Ask, ledger: &Ledger) -> Vec<(DeviceId, Bytes)> {
+        let shape = self.shape_of(ask);
+        let need = |device| (device, plus(ask.amount, shape.overhead(device, ledger)));
+        match &shape.wish {
+            DeviceWish::These(devices) => devices.iter().map(|device| need(*device)).collect(),
+            DeviceWish::Any(_) => ledger.usable().map(|(device, _)| need(device)).collect(),
         }
     }
 }

@@ -19,6 +19,8 @@ impl Line {
     pub(crate) fn check(&self, accounts: &Accounts, ledger: &Ledger) {
         self.piles.check(self.asks.values().filter(|ask| ask.post().is_some()));
         self.check_shapes();
+        let roam = self.asks.values().filter(|ask| self.roams(ask)).map(|ask| ask.id).collect();
+        assert_eq!(self.roamers.all(), roam, "who roams");
         self.check_rosters(accounts, ledger);
         for ask in self.asks.values() {
             self.check_gates(ask, accounts);
@@ -65,14 +67,14 @@ impl Line {
             }
         }
         enrolled.sort_unstable();
-        let waiting = self.asks.values().filter(|ask| ask.is_in_roster(self.shape_of(ask)));
+        let waiting = self.asks.values().filter(|ask| ask.is_in_roster());
         assert_eq!(enrolled, waiting.map(|ask| ask.id).collect::<Vec<_>>(), "who is in the rosters");
     }
 
     /// A barrier has pledged at every gate below where it stands, and nowhere above.
     fn check_gates(&self, ask: &Ask, accounts: &Accounts) {
         let cost: Bytes = ask.needs().iter().map(|(_, need)| *need).sum();
-        let mut passed = ask.post().is_some_and(|post| !matches!(post, Post::Hopeless(_)));
+        let mut passed = ask.post().is_some_and(|post| post != Post::Hopeless);
         for (id, node) in accounts.path(ask.account) {
             for resource in resources(self.shape_of(ask).purpose) {
                 let amount = units(*resource, cost);
@@ -94,12 +96,13 @@ impl Line {
             Some(Post::Collecting) => ask.needs().iter().all(|(device, need)| {
                 self.piles.left(*device, ledger.book(*device).free, Some(ask.id)) >= *need
             }),
-            Some(Post::Hopeless(_) | Post::Parked(..)) | None => false,
+            Some(Post::Hopeless | Post::Parked(..)) | None => false,
         };
-        let in_turn = |ask: &&Ask| {
-            ask.is_in_roster(self.shape_of(ask)) && self.placement(ask, accounts, ledger).is_some()
+        let in_turn = |ask: &&Ask| ask.is_in_roster() && self.placement(ask, accounts, ledger).is_some();
+        let roams = |ask: &&Ask| {
+            ask.post() == Some(Post::Collecting) && self.elsewhere(ask, accounts, ledger).is_some()
         };
-        self.asks.values().find(|ask| fits(ask) || in_turn(ask)).map(|ask| ask.id)
+        self.asks.values().find(|ask| fits(ask) || roams(ask) || in_turn(ask)).map(|ask| ask.id)
     }
 
     /// The next ask found the slow way: every account, in order.
@@ -110,14 +113,16 @@ impl Line {
             let left = |device| self.piles.left(device, ledger.book(device).free, Some(ask.id));
             ask.needs().iter().all(|(device, need)| left(*device) >= *need)
         };
-        let barrier = barriers.clone().find(ripe).map(|ask| ask.id);
+        let barrier = barriers.clone().find(ripe);
+        let roams = |ask: &&Ask| self.elsewhere(ask, accounts, ledger).is_some();
+        let barrier = barrier.or_else(|| barriers.clone().find(roams)).map(|ask| ask.id);
         barrier.or_else(|| self.first_below_slowly(NodeId::HOST, accounts, ledger))
     }
 
     #[cfg(test)]
     fn first_below_slowly(&self, at: NodeId, accounts: &Accounts, ledger: &Ledger) -> Option<AskId> {
         let mut next: Vec<(u128, AskId, Who)> = Vec::new();
-        for ask in self.asks.values().filter(|ask| ask.is_in_roster(self.shape_of(ask))) {
+        for ask in self.asks.values().filter(|ask| ask.is_in_roster()) {
             let path: Vec<NodeId> = accounts.path(ask.account).map(|(id, _)| id).collect();
             if at == ask.account {
                 next.push((0, ask.id, Who::Ask(ask.id)));

@@ -8,10 +8,13 @@
 //!             has room                  has room
 //!   climbs ------------> pledged here ------------> ... -----> collects on its devices
 //!      \                     ^   \
-//!       \ no room            |    \ the account was overrun: the youngest pledge steps back
+//!       \ no room            |    \ the account was overrun, or an older ask came late: the youngest steps back
 //!        `----> parked ------'     `----> parked
 //!                     oldest first
 //! ```
+//!
+//! Whoever pledged here is older than whoever is parked: an ask that comes late, because it was
+//! hopeless for a while or needs more now, takes its place by its age.
 
 use std::collections::BTreeMap;
 
@@ -81,14 +84,26 @@ impl Gate {
             .unwrap_or_else(|| panic!("{amount} of an account's {used} are credited"));
     }
 
-    /// The ask pledges the amount, or is parked where there is too little room.
+    /// The ask pledges the amount, or is parked where older ones leave too little room. Younger
+    /// ones are for [`Self::step_back`] then.
     pub(crate) fn climb(&mut self, ask: AskId, amount: u64) -> Climb {
-        if amount > 0 && self.room(Standing::Newcomer) < amount {
+        if amount > 0 && self.room_behind_older(ask) < u128::from(amount) {
             self.parked.insert(ask, amount);
             return Climb::Parked;
         }
         self.pledge(ask, amount);
         Climb::Through
+    }
+
+    fn room_behind_older(&self, ask: AskId) -> u128 {
+        let Some(limit) = self.limit else {
+            return u128::MAX;
+        };
+        if self.parked.first_key_value().is_some_and(|(first, _)| *first < ask) {
+            return 0;
+        }
+        let younger: u128 = self.pledges.range(ask..).map(|(_, amount)| u128::from(*amount)).sum();
+        u128::from(limit.saturating_sub(self.used)).saturating_sub(self.pledged - younger)
     }
 
     /// The oldest parked ask for which there is room now, pledged.
@@ -102,10 +117,13 @@ impl Gate {
         Some(ask)
     }
 
-    /// The youngest pledge, where more is used and pledged than the limit allows; it is parked now.
+    /// The youngest pledge, where more is used and pledged than the limit allows, or an older ask
+    /// is parked; it is parked now.
     pub(crate) fn step_back(&mut self) -> Option<AskId> {
-        let limit = self.limit?;
-        if u128::from(self.used) + self.pledged <= u128::from(limit) {
+        let overrun = u128::from(self.used) + self.pledged > u128::from(self.limit?);
+        let youngest = *self.pledges.last_key_value()?.0;
+        let overtakes = self.parked.first_key_value().is_some_and(|(oldest, _)| *oldest < youngest);
+        if !overrun && !overtakes {
             return None;
         }
         let (ask, amount) = self.pledges.pop_last()?;
@@ -143,6 +161,8 @@ impl Gate {
         assert_eq!(sum, self.pledged, "an account's pledges");
         if let Some((ask, amount)) = self.parked.first_key_value() {
             assert!(self.room(Standing::Head) < *amount, "{ask} is parked where there is room for it");
+            let youngest = self.pledges.last_key_value().map(|(pledged, _)| *pledged);
+            assert!(youngest < Some(*ask), "{youngest:?} pledged and {ask}, which is older, is parked");
         }
     }
 

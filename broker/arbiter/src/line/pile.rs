@@ -31,12 +31,16 @@ struct Pile {
 
 /// The piles of all devices.
 #[derive(Debug, Default)]
-pub(crate) struct Piles(BTreeMap<DeviceId, Pile>);
+pub(crate) struct Piles {
+    on: BTreeMap<DeviceId, Pile>,
+    /// Who is hopeless, and what is needed on each device that can't give it.
+    hopeless: BTreeMap<AskId, Vec<(DeviceId, Bytes)>>,
+}
 
 impl Piles {
     /// What the device has to give to an ask of that age, `None` for one that is no barrier.
     pub(crate) fn left(&self, device: DeviceId, free: Bytes, age: Option<AskId>) -> Bytes {
-        let Some(pile) = self.0.get(&device) else {
+        let Some(pile) = self.on.get(&device) else {
             return free;
         };
         let Some(age) = age else {
@@ -80,11 +84,13 @@ impl Piles {
         }
     }
 
-    /// A barrier finds that the device can't give so much.
-    pub(crate) fn despair(&mut self, ask: AskId, device: DeviceId, needs: &[(DeviceId, Bytes)]) {
-        self.forget(ask, needs);
-        let need = needs.iter().find(|(d, _)| *d == device).map_or(Bytes::ZERO, |(_, need)| *need);
-        self.pile(device).hopeless.insert((need, ask));
+    /// A barrier, already forgotten, finds that these devices can't give so much.
+    pub(crate) fn despair(&mut self, ask: AskId, of: Vec<(DeviceId, Bytes)>) {
+        for (device, need) in &of {
+            self.pile(*device).hopeless.insert((*need, ask));
+        }
+        let before = self.hopeless.insert(ask, of);
+        assert!(before.is_none(), "{ask} despairs twice");
     }
 
     /// A barrier is none any more.
@@ -93,17 +99,19 @@ impl Piles {
         for (device, need) in needs {
             let pile = self.pile(*device);
             pile.hopeful.remove(&(*need, ask));
-            pile.hopeless.remove(&(*need, ask));
+        }
+        for (device, need) in self.hopeless.remove(&ask).unwrap_or_default() {
+            self.pile(device).hopeless.remove(&(need, ask));
         }
     }
 
     /// A barrier whose outlook changed: the device can't give so much any more, or can again.
-    pub(crate) fn turned(&self, device: DeviceId, ledger: &Ledger) -> Option<(AskId, Outlook)> {
-        let pile = self.0.get(&device)?;
+    pub(crate) fn turned(&self, device: DeviceId, ledger: &Ledger) -> Option<AskId> {
+        let pile = self.on.get(&device)?;
         let ceiling = ledger.book(device).ceiling();
         let lost = pile.hopeful.last().filter(|(need, _)| *need > ceiling);
         let found = pile.hopeless.first().filter(|(need, _)| *need <= ceiling);
-        lost.map(|(_, ask)| (*ask, Outlook::Lost)).or_else(|| found.map(|(_, ask)| (*ask, Outlook::Found)))
+        lost.or(found).map(|(_, ask)| *ask)
     }
 
     /// The oldest barrier for which there is room on all its devices.
@@ -114,7 +122,7 @@ impl Piles {
     ) -> Option<AskId> {
         let mut left: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
         let mut heads: BTreeMap<DeviceId, _> = BTreeMap::new();
-        for (device, pile) in self.0.iter().filter(|(_, pile)| !pile.collecting.is_empty()) {
+        for (device, pile) in self.on.iter().filter(|(_, pile)| !pile.collecting.is_empty()) {
             left.insert(*device, ledger.book(*device).free);
             heads.insert(*device, pile.collecting.keys().copied().peekable());
         }
@@ -137,7 +145,7 @@ impl Piles {
 
     /// Panics when the sums are not what they should be, or the barriers other than the line's.
     pub(crate) fn check<'a>(&self, barriers: impl Iterator<Item = &'a Ask> + Clone) {
-        for (device, pile) in &self.0 {
+        for (device, pile) in &self.on {
             let sum: u128 = pile.collecting.values().map(|need| u128::from(need.get())).sum();
             assert_eq!(sum, pile.held_back, "what barriers hold back on device {device}");
             let here = barriers.clone().filter_map(|ask| {
@@ -155,21 +163,16 @@ impl Piles {
                 with(|post, _| post.collects()).collect(),
                 "who collects on device {device}"
             );
-            assert_eq!(pile.hopeful, with(|post, _| !matches!(post, Post::Hopeless(_))).collect());
-            assert_eq!(pile.hopeless, with(|post, d| post == Post::Hopeless(d)).collect());
+            assert_eq!(pile.hopeful, with(|post, _| post != Post::Hopeless).collect());
         }
+        let hopeless = barriers.filter(|ask| ask.post() == Some(Post::Hopeless)).map(|ask| ask.id);
+        assert!(self.hopeless.keys().copied().eq(hopeless), "who is hopeless");
+        let here = self.hopeless.iter().flat_map(|(ask, of)| of.iter().map(|(d, need)| (*d, (*need, *ask))));
+        let there = self.on.iter().flat_map(|(d, pile)| pile.hopeless.iter().map(|entry| (*d, *entry)));
+        assert_eq!(here.collect::<BTreeSet<_>>(), there.collect(), "who is hopeless where");
     }
 
     fn pile(&mut self, device: DeviceId) -> &mut Pile {
-        self.0.entry(device).or_default()
+        self.on.entry(device).or_default()
     }
-}
-
-/// How a barrier's chances changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outlook {
-    /// The device can't give so much any more.
-    Lost,
-    /// It can again.
-    Found,
 }

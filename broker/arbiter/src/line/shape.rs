@@ -84,7 +84,11 @@ impl Shape {
     }
 
     /// The most it may ask for on each device, by what the devices have to give.
-    fn bound_on_devices(&self, ledger: &Ledger, give: impl Fn(DeviceId) -> Option<Bytes>) -> Option<Bytes> {
+    pub(crate) fn bound_on_devices(
+        &self,
+        ledger: &Ledger,
+        give: impl Fn(DeviceId) -> Option<Bytes>,
+    ) -> Option<Bytes> {
         self.best(ledger, give)?.into_iter().map(|(_, room)| room).min()
     }
 
