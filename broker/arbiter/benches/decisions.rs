@@ -177,8 +177,10 @@ impl World {
     fn with_barriers(n: u64) -> Self {
         let mut world = Self::with_waiters(n);
         world.now = Time::after_start(Duration::from_secs(3_600));
-        world.arbiter.handle_timeout(world.now);
-        world.drain();
+        while world.arbiter.poll_timeout().is_some_and(|(at, _)| at <= world.now) {
+            world.arbiter.handle_timeout(world.now);
+            world.drain();
+        }
         world
     }
 }

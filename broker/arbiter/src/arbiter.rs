@@ -16,6 +16,9 @@ use crate::segment::Segment;
 use crate::timers::Timers;
 use crate::{Budgets, Denial, DeviceSpec, Effect, Event, Policy, RequestId, Time};
 
+/// The most that one call of [`Arbiter::handle_timeout`] does: some milliseconds of work.
+pub const WAKE_UPS: u32 = 256;
+
 /// Why the arbiter wants to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
@@ -111,10 +114,15 @@ impl Arbiter {
         self.settle();
     }
 
-    /// Time has passed; a spurious call is harmless.
+    /// Time has passed; a spurious call is harmless. Does at most [`WAKE_UPS`] of what is due, so that
+    /// events don't wait for thousands of asks that turn old at once: call it until [`Self::poll_timeout`]
+    /// is in the future.
     pub fn handle_timeout(&mut self, now: Time) {
         self.advance(now);
-        while let Some(why) = self.timers.pop_due(self.now) {
+        for _ in 0..WAKE_UPS {
+            let Some(why) = self.timers.pop_due(self.now) else {
+                return;
+            };
             self.wake(why);
             self.settle();
         }

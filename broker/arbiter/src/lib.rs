@@ -38,7 +38,7 @@ mod time;
 mod timers;
 mod view;
 
-pub use arbiter::{Arbiter, Why};
+pub use arbiter::{Arbiter, WAKE_UPS, Why};
 pub use denial::Denial;
 pub use effect::{Effect, Notice};
 pub use event::{

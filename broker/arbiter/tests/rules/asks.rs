@@ -84,6 +84,23 @@ fn patience_ends_with_numbers() {
 }
 
 #[test]
+fn what_is_due_at_once_is_done_in_portions() {
+    let bounds = Policy { asks_per_uid: 1_000, ..policy() };
+    let mut desk = Desk::with(bounds, gpulease_arbiter::Budgets::default(), &[100], 0);
+    let client = desk.client(1);
+    desk.lease(client, want(100));
+    for _ in 0..257 {
+        desk.queue(client, want(10).patient(seconds(30)));
+    }
+    let late = gpulease_arbiter::Time::after_start(std::time::Duration::from_secs(60));
+    desk.arbiter.handle_timeout(late);
+    assert_eq!(desk.line().len(), 1);
+    assert!(desk.arbiter.poll_timeout().is_some_and(|(at, _)| at < late));
+    desk.arbiter.handle_timeout(late);
+    assert!(desk.line().is_empty());
+}
+
+#[test]
 fn bounds_on_asks_and_leases_name_the_account() {
     let bounds = Policy { asks_per_uid: 2, leases_per_uid: 3, ..policy() };
     let mut desk = Desk::with(bounds, gpulease_arbiter::Budgets::default(), &[100], 0);
