@@ -186,6 +186,12 @@ impl Accounts {
         })
     }
 
+    /// Marks every node as touched.
+    pub(crate) fn touch_all(&mut self) {
+        let all = self.nodes.iter().map(|(id, node)| (std::cmp::Reverse(node.key.depth()), *id));
+        self.touched.extend(all);
+    }
+
     /// Charges bytes along the path.
     pub(crate) fn charge(&mut self, job: NodeId, bytes: Bytes) {
         self.each_up(job, |node| node.bytes.take(bytes.get()));

@@ -3,6 +3,24 @@
 //! The arbiter is told what happened ([`Event`]) and what time it is ([`Time`]), and says what to
 //! do ([`Effect`]). It does no I/O, has no clock, no randomness, no threads, and cannot fail: a
 //! refusal is an effect. After each mutation drain the effects, then make the next one.
+//!
+//! Where to look:
+//!
+//! | for | file |
+//! |---|---|
+//! | what can be said to it, and what it says | `event`, `effect`, `denial` (a new refusal goes there), `snapshot`, `policy` |
+//! | the path of an event | `arbiter`: dispatch, grant what can be granted, check the books |
+//! | bytes | `ledger` (devices), `accounts` (budgets), `books` (a move in all places at once) |
+//! | asks for leases | `terms` (could it ever fit?), `acquire` |
+//! | who is next | `line` and what is below it: the order, barriers, why it is fast |
+//! | segments | `allocate`, `reserve` (within it), `segment`, `release` (the way back) |
+//! | leases | `lease` (its states and what it has set aside), `resize`, `recall` |
+//! | people | `session`, `process`, `member` (joining, contexts) |
+//! | devices | `outside`: outsiders, lost devices |
+//! | showing | `view`, `obstacle` (why an ask waits) |
+//! | proof | `check` (everything derived, recomputed), `storm`, `tests/rules` |
+//!
+//! An account is named by its path: `host`, `group.NAME`, `user.UID`, `user.UID/job.NAME`.
 
 mod accounts;
 mod acquire;

@@ -18,6 +18,8 @@ impl Arbiter {
             return;
         }
         self.ledger.lose(device);
+        // What contexts cost at least depends on the devices that are left, and what may pass an account on that.
+        self.accounts.touch_all();
         let asks: Vec<AskId> = self.line.asks.keys().copied().collect();
         for id in asks {
             if let Some(denial) =

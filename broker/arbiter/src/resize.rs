@@ -2,8 +2,10 @@
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, SessionId};
 
+use crate::allocate::within_lease;
 use crate::lease::Lease;
 use crate::ledger::{Bucket, plus};
+use crate::line::ask::Stage;
 use crate::terms::sized;
 use crate::{Arbiter, Denial, Effect, RequestId};
 
@@ -33,7 +35,19 @@ impl Arbiter {
             self.review(lease, device);
         }
         self.emit(Effect::Resized { request, lease });
+        self.refuse_beyond(lease);
         Ok(())
+    }
+
+    /// Refuses what waits to grow beyond a limit that was lowered.
+    fn refuse_beyond(&mut self, lease: LeaseId) {
+        for id in self.leases[&lease].growing.clone().into_iter().rev() {
+            // What waits for its own reserve is within it, whatever drains beside it.
+            let grows = self.line.get(id).stage != Stage::OwnDrain;
+            if grows && let Err(denial) = within_lease(&self.leases[&lease], &self.wanted(id)) {
+                self.refuse_ask(id, denial);
+            }
+        }
     }
 
     /// Whether there is room now for what a larger reserve takes; a resize does not wait.

@@ -318,6 +318,35 @@ fn a_resize_takes_what_it_needs_or_nothing() {
 }
 
 #[test]
+fn a_lowered_limit_refuses_what_waits_beyond_it() {
+    let mut desk = Desk::new(&[100]);
+    let [client, other] = [1, 2].map(|uid| desk.client(uid));
+    let lease = desk.lease(client, want(20).up_to(80));
+    desk.lease(other, want(70));
+    let [far, near] = [60, 40].map(|n| desk.allocate_as(client, lease, n, Patience::Endless, Guard::Outside));
+    let (reserve, limit) = (mib(20), mib(50));
+    desk.ask(|request| Event::Resize { request, session: client.session, lease, reserve, limit });
+    let expected = Denial::BeyondLease { limit: mib(50), held: mib(0), asked: mib(60) };
+    assert_eq!(desk.answer(far), Answer::Denied(expected));
+    assert!(!desk.answers.contains_key(&near));
+}
+
+#[test]
+fn a_resize_leaves_what_waits_for_its_own_bytes() {
+    let mut desk = Desk::new(&[100]);
+    let client = desk.client(1);
+    let lease = desk.lease(client, want(50).up_to(80));
+    let old = desk.segment(client, lease, 50);
+    desk.free(client, lease, old);
+    let waits = desk.allocate(client, lease, 30);
+    let (reserve, limit) = (mib(50), mib(50));
+    desk.ask(|request| Event::Resize { request, session: client.session, lease, reserve, limit });
+    assert!(!desk.answers.contains_key(&waits));
+    desk.tell(Event::Freed { segment: old });
+    assert_eq!(desk.view(lease).held, mib(30));
+}
+
+#[test]
 fn a_limit_below_what_is_held_takes_nothing_away() {
     let mut desk = Desk::new(&[100]);
     let client = desk.client(1);
