@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpulease_client::{AskError, Error, Pid, Reason, blocking, gib, mib};
 
 use crate::broker::Broker;
-use crate::{connect, dropped_after, poll_once, soon};
+use crate::{GUARDS, connect, dropped_after, poll_once, soon};
 
 /// More than fit on two connections.
 const MANY: usize = 150;
@@ -24,7 +24,43 @@ async fn a_grant_brings_the_lease_and_its_drop_releases_it() {
     let id = lease.id().get();
     drop(lease);
     broker.shared.until("the release", |book| book.released == [id]);
-    assert!(broker.shared.book().broken_asks.is_empty(), "a broken stream would cost an unused lease");
+}
+
+/// The broker takes back a grant whose stream broke, unless the lease is used soon.
+#[tokio::test]
+async fn a_granted_ask_is_read_to_its_end() {
+    let broker = Broker::start();
+    broker.shared.change(|book| book.ends_are_put_off = true);
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).acquire().await.unwrap();
+    // Time, over the same connection, for a broken stream to be noticed.
+    for _ in 0..5 {
+        lease.allocate(mib(2)).await.unwrap().free().await.unwrap();
+    }
+    broker.shared.change(|book| book.ends.clear());
+    broker.shared.until("the end is read", |book| book.ended_asks.len() == 1);
+    drop(lease);
+}
+
+#[tokio::test]
+async fn a_withdrawal_that_overtakes_its_ask_is_said_again() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let (open, gate) = tokio::sync::watch::channel(false);
+    broker.shared.change(|book| book.gate = Some(gate));
+    let mut ask = Box::pin(client.lease(mib(8)).name("wait").acquire());
+    crate::until("it arrives", || {
+        assert!(poll_once(ask.as_mut()).is_pending());
+        broker.shared.book().acquires_at_the_gate == 1
+    })
+    .await;
+    drop(ask);
+    broker.shared.until("the withdrawal meets nothing", |book| book.withdrawn.len() == 1);
+    open.send(true).unwrap();
+    broker.shared.until("it is taken in and withdrawn", |book| {
+        book.is_clear() && book.ended_asks.len() + book.broken_asks.len() == 1
+    });
+    assert!(broker.shared.book().withdrawn.len() > 1);
 }
 
 #[tokio::test]
@@ -166,6 +202,7 @@ fn blocking_callers_need_no_runtime_and_mind_none() {
 
 #[tokio::test]
 async fn an_allocate_given_up_at_any_step_leaves_nothing_behind() {
+    let _no_forks = GUARDS.lock().await;
     let broker = Broker::start();
     let client = connect(&broker).await;
     let lease = client.lease(mib(8)).acquire().await.unwrap();

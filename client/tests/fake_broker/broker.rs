@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::Status;
 use tonic::transport::Server;
@@ -72,8 +72,15 @@ pub struct Book {
     pub withdrawn: Vec<u64>,
     pub released: Vec<u64>,
     pub closed: Vec<u64>,
-    /// Ask streams that the client dropped before their end, by the ask's name.
+    /// Ask streams that the client read to their end, by the ask's name, and those it did not.
+    pub ended_asks: Vec<u64>,
     pub broken_asks: Vec<u64>,
+    /// Acquires are not taken in until this is opened.
+    pub gate: Option<watch::Receiver<bool>>,
+    pub acquires_at_the_gate: u32,
+    /// The ends of answered ask streams, which are put off by holding them.
+    pub ends: Vec<UnboundedSender<Result<v1::AcquireUpdate, Status>>>,
+    pub ends_are_put_off: bool,
 }
 
 /// The book, its lock, and a bell for every change.
@@ -198,7 +205,12 @@ impl Book {
             withdrawn: Vec::new(),
             released: Vec::new(),
             closed: Vec::new(),
+            ended_asks: Vec::new(),
             broken_asks: Vec::new(),
+            gate: None,
+            acquires_at_the_gate: 0,
+            ends: Vec::new(),
+            ends_are_put_off: false,
         }
     }
 
@@ -243,8 +255,12 @@ impl Book {
             waited_ms: 3,
         };
         let update = v1::acquire_update::Update::Granted(granted);
+        let updates = ask.updates.take().unwrap();
         // Where nobody listens any more, the withdrawal has crossed the grant.
-        let _ = ask.updates.take().unwrap().send(Ok(v1::AcquireUpdate { update: Some(update) }));
+        let _ = updates.send(Ok(v1::AcquireUpdate { update: Some(update) }));
+        if self.ends_are_put_off {
+            self.ends.push(updates);
+        }
         self.leases.insert(lease);
     }
 }

@@ -39,6 +39,7 @@ async fn memory_is_what_the_broker_has_and_is_unmapped_before_the_free() {
 
 #[tokio::test]
 async fn what_does_not_arrive_is_given_back_before_the_error_is_told() {
+    let _no_forks = GUARDS.lock().await;
     let broker = Broker::start();
     let client = connect(&broker).await;
     let lease = client.lease(mib(8)).acquire().await.unwrap();

@@ -66,10 +66,11 @@ fn serve(connection: &OwnedFd, shared: &Shared) {
 }
 
 fn answer(connection: &OwnedFd, shared: &Shared, request: Request) {
-    let (reply, descriptors) = shared.change(|book| {
+    // Under the book's lock to the end, so that nobody looks before our copies are closed, too.
+    shared.change(|book| {
         let handover = book.handover;
         let refused = || (Reply::Refused("the fake knows no such ticket".to_owned()), Vec::new());
-        match request {
+        let (reply, descriptors) = match request {
             Request::Claim(_) if handover == HandOver::RefuseTicket => refused(),
             Request::Claim(ticket) => match book.segments.get(&segment_of(ticket)) {
                 Some(segment) => claimed(segment, handover),
@@ -82,9 +83,9 @@ fn answer(connection: &OwnedFd, shared: &Shared, request: Request) {
                 }
                 None => refused(),
             },
-        }
+        };
+        send(connection, &reply, &descriptors);
     });
-    send(connection, &reply, &descriptors);
 }
 
 fn segment_of(ticket: Ticket) -> u64 {

@@ -19,7 +19,8 @@ use gpulease_client::{Client, Options};
 
 use crate::broker::{Broker, DEADLINE};
 
-/// Guards are counted per process, and tests share one: who enters holds this.
+/// Tests share a process. Who enters a guard holds this, as guards are counted per process; so does
+/// who forks, and who looks whether descriptors are closed, as a forked child has copies of them all.
 static GUARDS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A client that gives a broker up soon.

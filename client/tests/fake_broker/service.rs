@@ -91,6 +91,13 @@ impl jobs_server::Jobs for Jobs {
 
     async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Answer<Self::AcquireStream> {
         let request = request.into_inner();
+        let gate = self.shared.change(|book| {
+            book.acquires_at_the_gate += u32::from(book.gate.is_some());
+            book.gate.clone()
+        });
+        if let Some(mut gate) = gate {
+            gate.wait_for(|open| *open).await.unwrap();
+        }
         let (updates, messages) = stream();
         let messages: Self::AcquireStream = Box::pin(AskStream {
             messages,
@@ -273,8 +280,9 @@ impl Stream for AskStream {
 
 impl Drop for AskStream {
     fn drop(&mut self) {
-        if !self.ended {
-            self.shared.change(|book| book.broken_asks.push(self.name));
-        }
+        self.shared.change(|book| match self.ended {
+            true => book.ended_asks.push(self.name),
+            false => book.broken_asks.push(self.name),
+        });
     }
 }
