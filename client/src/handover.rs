@@ -2,20 +2,21 @@
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use gpulease_proto::handover::{FrameError, MAX_CHUNKS, MAX_FRAME, Reply, Request, Ticket};
-use gpulease_words::{Bytes, Uid};
+use gpulease_words::Bytes;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
 
 use crate::error::Error;
+use crate::peer::peer_uid;
 use crate::place::Place;
 
 /// The broker answers a claim in microseconds; who takes longer is stopped.
@@ -93,8 +94,9 @@ impl Claim {
         let failed =
             |errno: Errno| HandOverError::Socket { socket: place.socket.clone(), source: errno.into() };
         let connection = connected(place).map_err(failed)?;
-        let peer = socket_peercred(&connection).map_err(failed)?;
-        place.check_peer(Uid::new(peer.uid.as_raw()))?;
+        let peer = peer_uid(connection.as_fd())
+            .map_err(|source| HandOverError::Socket { socket: place.socket.clone(), source })?;
+        place.check_peer(peer)?;
         Ok(Self { connection, ticket, socket: place.socket.clone() })
     }
 

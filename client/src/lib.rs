@@ -108,6 +108,7 @@ mod memory;
 mod named;
 mod observer;
 mod operator;
+mod peer;
 mod place;
 mod pressure;
 mod reply;
