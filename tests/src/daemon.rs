@@ -1,7 +1,9 @@
 //! A real daemon for one test: a process of its own, with a socket directory of its own.
 
 use std::ffi::OsStr;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
@@ -12,12 +14,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::programs;
 
 /// How long anything that should happen at once may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running daemon. Dropping it kills it; [`Daemon::stop`] stops it and looks at its log.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
+    command: Command,
     directory: tempfile::TempDir,
     log: Arc<Mutex<Vec<String>>>,
 }
@@ -45,23 +48,48 @@ impl Daemon {
     /// # Panics
     /// As [`Daemon::start`].
     #[must_use]
-    pub fn start_command(mut command: Command) -> Self {
+    pub fn start_command(command: Command) -> Self {
+        Self::start_configured(command, "")
+    }
+
+    /// Starts a daemon by a command that has everything but its socket and this configuration.
+    ///
+    /// # Panics
+    /// As [`Daemon::start`].
+    #[must_use]
+    pub fn start_configured(mut command: Command, configuration: &str) -> Self {
         let directory =
             tempfile::Builder::new().prefix("gpulease-test").tempdir().expect("a temporary folder");
+        // Other users come in, too.
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("the folder is ours");
+        let file = directory.path().join("gpuleased.toml");
+        fs::write(&file, configuration).expect("the folder takes a file");
+        command.arg("--config").arg(file);
         command.arg("--socket").arg(directory.path().join("gpulease.sock"));
         command
             .env_remove("GPULEASE_SOCKET")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the daemon can be started");
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let ready = follow(child.stderr.take().expect("it is piped"), Arc::clone(&log));
-        let daemon = Self { child, directory, log };
-        if ready.recv_timeout(PATIENCE).is_err() {
-            panic!("the daemon did not get ready:\n{}", daemon.log());
-        }
-        daemon
+        let (child, log) = spawn(&mut command);
+        Self { child, command, directory, log }
+    }
+
+    /// Starts one that has ended again in the same place, by the same command.
+    ///
+    /// # Panics
+    /// As [`Daemon::start`].
+    pub fn start_again(&mut self) {
+        (self.child, self.log) = spawn(&mut self.command);
+    }
+
+    /// Kills it as a crash would: what it keeps in its place stays there.
+    ///
+    /// # Panics
+    /// Where the system fails.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("the daemon is our child");
+        self.child.wait().expect("the daemon is our child");
     }
 
     /// The job socket.
@@ -107,6 +135,14 @@ impl Daemon {
     /// # Panics
     /// When it does not end with success, or has logged an error.
     pub fn stop(mut self) {
+        self.terminate();
+    }
+
+    /// As [`Self::stop`]; [`Self::start_again`] may follow.
+    ///
+    /// # Panics
+    /// As [`Self::stop`].
+    pub fn terminate(&mut self) {
         self.signal(Signal::TERM);
         let status = self.wait();
         let log = self.log();
@@ -121,6 +157,20 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts it, and waits until it is ready.
+fn spawn(command: &mut Command) -> (Child, Arc<Mutex<Vec<String>>>) {
+    let mut child = command.spawn().expect("the daemon can be started");
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let ready = follow(child.stderr.take().expect("it is piped"), Arc::clone(&log));
+    if ready.recv_timeout(PATIENCE).is_err() {
+        // It may have ended already; then there is nothing to kill.
+        let _ = child.kill();
+        let _ = child.wait();
+        panic!("the daemon did not get ready:\n{}", log.lock().expect("nobody panics with it").join("\n"));
+    }
+    (child, log)
 }
 
 /// Waits for a child's end, at most so long.

@@ -2,8 +2,14 @@
 
 pub mod apart;
 pub mod daemon;
+pub mod dice;
 pub mod faulty;
 pub mod gpu_bench;
+pub mod ledger;
+pub mod mapped;
+pub mod member;
+pub mod proc;
 pub mod programs;
 pub mod puppet;
 pub mod standin;
+pub mod wire;

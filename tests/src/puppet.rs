@@ -2,7 +2,7 @@
 //! kill them, and look at the card from outside.
 //!
 //! The test asks, the puppet (`cuda-puppet`) answers; descriptors go along with either. Commands
-//! are listed in the program.
+//! are listed in the program. A job of the broker (`job-puppet`) is led by the same strings.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::daemon::wait_for;
+use crate::proc::{Proc, eventually};
 use crate::programs::program;
 use crate::standin::Standin;
 
@@ -137,7 +141,7 @@ impl Puppet {
     /// As [`Self::start`].
     #[must_use]
     pub fn start_behind(gpu: &Gpu, words: &[&str]) -> Self {
-        Self::spawn(gpu, words, |command| command)
+        Self::spawn("cuda-puppet", gpu.environment(), words, |command| command)
     }
 
     /// Starts one whose command is changed first: another user, more variables.
@@ -146,19 +150,29 @@ impl Puppet {
     /// As [`Self::start`].
     #[must_use]
     pub fn start_with(gpu: &Gpu, change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
-        Self::spawn(gpu, &[], change)
+        Self::spawn("cuda-puppet", gpu.environment(), &[], change)
     }
 
-    fn spawn(gpu: &Gpu, before: &[&str], change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+    /// Starts any program that obeys in this way.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn spawn(
+        name: &str,
+        environment: Vec<(&'static str, OsString)>,
+        before: &[&str],
+        change: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a pair of sockets can be made");
         sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))
             .expect("the socket is ours");
-        let puppet = program("cuda-puppet").into_os_string();
+        let puppet = program(name).into_os_string();
         let mut words = before.iter().map(OsString::from).chain([puppet]);
         let mut command = Command::new(words.next().expect("there is one word at least"));
-        command.args(words).envs(gpu.environment()).stdin(Stdio::from(theirs));
+        command.args(words).envs(environment).stdin(Stdio::from(theirs));
         change(&mut command);
         let child = command.spawn().expect("the puppet starts");
         Self { child, socket: ours }
@@ -223,14 +237,69 @@ impl Puppet {
         pairs.map(|(key, value)| (key.to_owned(), value.parse().expect("a figure"))).collect()
     }
 
+    /// Tells it what to do and does not wait; [`Self::answer`] does.
+    ///
+    /// # Panics
+    /// Where it died.
+    pub fn begin(&self, command: &str) {
+        self.tell(command, None);
+    }
+
+    /// The answer to the last [`Self::begin`].
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    ///
+    /// # Panics
+    /// As [`Self::ask`].
+    pub fn answer(&self) -> Answer {
+        self.hear("what was begun").0
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// Where it was waited for already.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the puppet is our child");
+    }
+
+    /// Stops it as Ctrl-Z would, and waits until it stands still.
+    ///
+    /// # Panics
+    /// Where it does not.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        eventually("a stopped process", || match Proc(self.pid()).state() {
+            Some('T') => Ok(()),
+            state => Err(format!("{state:?}")),
+        });
+    }
+
     /// Kills it at once, and waits until it is gone.
     pub fn kill(self) {
         drop(self);
     }
 
+    /// Waits until it has ended by itself.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait(mut self) -> ExitStatus {
+        wait_for(&mut self.child, PATIENCE).expect("the puppet ends")
+    }
+
     fn exchange(&self, command: &str, descriptor: Option<BorrowedFd<'_>>) -> (Answer, Option<OwnedFd>) {
+        self.tell(command, descriptor);
+        self.hear(command)
+    }
+
+    fn tell(&self, command: &str, descriptor: Option<BorrowedFd<'_>>) {
         send(self.socket.as_fd(), command, descriptor)
             .unwrap_or_else(|e| panic!("{command}: the puppet is gone: {e}"));
+    }
+
+    fn hear(&self, command: &str) -> (Answer, Option<OwnedFd>) {
         let (said, descriptor) = receive(self.socket.as_fd())
             .unwrap_or_else(|e| panic!("{command}: no answer of the puppet: {e}"));
         let answer = match said.split_once(' ') {

@@ -7,5 +7,6 @@ mod cuda;
 mod cuda_standin;
 mod examples;
 mod layers;
+mod process;
 mod rust_source;
 mod witness;
