@@ -261,7 +261,7 @@ impl CudaDevice {
         match &segment.memory {
             Memory::Ordered(exporter, _) => Proof::Overdue(vec![*exporter]),
             Memory::Released(Some(identity)) if holders.is_empty() => {
-                let search = segment.search.get_or_insert_with(|| Search::start(*identity));
+                let search = segment.search.get_or_insert_with(|| Search::start(identity.clone()));
                 match search.found() {
                     // Each process with a context has the driver's files open; those are judged by the card's list.
                     Some(found) => Proof::Overdue(unlisted(found, self.balance.as_ref())),

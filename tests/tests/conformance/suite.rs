@@ -152,7 +152,8 @@ fn a_kept_descriptor(bench: &Bench) {
     let (segment, handover) = subject.make(SIZE);
     keeper.keep(&handover);
     subject.take_back(segment, handover);
-    assert_eq!(subject.until_suspected(segment), [keeper.pid()]);
+    // On a card with monitors there are other candidates: all who have the driver's files open and no context.
+    assert!(subject.until_suspected(segment).contains(&keeper.pid()));
     keeper.let_go();
     subject.until_freed(segment);
 }
