@@ -233,5 +233,18 @@ fn next_wake_up(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decisions, next_wake_up);
+/// Not a decision: made on demand, a few times a second, its cost grows with all there is.
+fn snapshot(c: &mut Criterion) {
+    let mut group = c.benchmark_group("snapshot beside waiters");
+    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
+    for n in SIZES {
+        let world = World::with_waiters(n);
+        group.bench_function(BenchmarkId::from_parameter(n), |b| {
+            b.iter(|| black_box(world.arbiter.snapshot(world.now)))
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decisions, next_wake_up, snapshot);
 criterion_main!(benches);

@@ -200,7 +200,7 @@ fn barriers_of_one_account_hold_back_no_more_than_its_limit() {
 #[test]
 fn a_context_that_grows_sends_the_youngest_pledge_back() {
     let budgets = Budgets { default_user: limit(80), ..Budgets::default() };
-    let mut desk = Desk::with(crate::desk::policy(), budgets, &[100], 2);
+    let mut desk = Desk::with(crate::desk::policy(), budgets, &[110], 2);
     let [holder, client, other] = [9, 1, 2].map(|uid| desk.client(uid));
     desk.lease(holder, want(70));
     desk.lease(client, want(10));
@@ -211,6 +211,7 @@ fn a_context_that_grows_sends_the_youngest_pledge_back() {
     // 10 + 12 + 60 is over 80: the ask may not hold anything back any more.
     desk.tell(Event::Overhead { process: client.process, device: device(0), bytes: mib(12) });
     assert_eq!(desk.why(ask), (Reason::AccountLimit, 2));
+    assert_eq!(desk.granted(), [2]);
     desk.tell(Event::Overhead { process: client.process, device: device(0), bytes: mib(8) });
     assert_eq!(desk.why(ask).0, Reason::NoRoom);
 }

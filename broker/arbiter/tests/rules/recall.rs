@@ -87,6 +87,23 @@ fn an_overdue_lease_has_its_reserve_and_no_growth() {
 }
 
 #[test]
+fn a_lease_becomes_overdue_once_and_stays_so_for_each_reason() {
+    let (mut desk, client, lease, segments) = holder();
+    recall(&mut desk, lease, 40);
+    desk.tell(Event::Adrift { session: client.session });
+    desk.pass(5);
+    assert_eq!(desk.said, [Effect::Overdue { lease }]);
+    desk.pass(5);
+    assert!(desk.said.is_empty(), "it stayed away as well, and is overdue already");
+    desk.tell(Event::Rejoined { session: client.session });
+    assert!(desk.view(lease).overdue);
+    for segment in &segments[1..] {
+        desk.free(client, lease, *segment);
+    }
+    assert!(!desk.view(lease).overdue);
+}
+
+#[test]
 fn a_session_that_comes_back_is_told_again() {
     let (mut desk, client, lease, _) = holder();
     desk.tell(Event::Adrift { session: client.session });
