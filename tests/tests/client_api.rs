@@ -11,6 +11,7 @@ use gpulease_client::{
 };
 use gpulease_tests::daemon::{Daemon, PATIENCE};
 use gpulease_tests::programs;
+use gpulease_tests::puppet::{Gpu, Puppet};
 use rustix::process::Signal;
 use tokio::sync::Mutex;
 
@@ -339,4 +340,37 @@ fn a_blocking_caller_leases_uses_and_frees() {
     let observer = client.observe().unwrap();
     assert_eq!(observer.status().unwrap().leases.len(), 0);
     daemon.stop();
+}
+
+#[tokio::test]
+async fn memory_of_a_gpu_is_leased_seen_through_cudarc_and_comes_back_from_the_dead() {
+    for gpu in Gpu::all("memory_of_a_gpu_is_leased_seen_through_cudarc_and_comes_back_from_the_dead") {
+        println!("on {gpu}");
+        let mut broker = std::process::Command::new(programs::gpuleased());
+        broker.args(["--device", "cuda:0", "--capacity", "4GiB"]).envs(gpu.environment());
+        let daemon = Daemon::start_command(broker);
+        let (socket, tenant) = (daemon.socket(), Puppet::start(&gpu));
+        tenant.must(&format!("lease {} 64MiB 256MiB", socket.display()));
+        for size in ["64MiB", "31MiB", "100MiB"] {
+            tenant.must(&format!("allocate {size}"));
+        }
+        tenant.must("touch");
+        assert_eq!(tenant.ask("allocate 100MiB").unwrap_err().split(' ').next(), Some("refused:"));
+        let held = |bytes: u64| move |state: &StatusReply| state.leases.iter().any(|l| l.held_bytes == bytes);
+        until(&daemon, "it is booked", held(196 << 20)).await;
+        tenant.must("free-all");
+        assert_eq!(tenant.must("kept"), " more=0");
+        until(&daemon, "it is freed", held(0)).await;
+        tenant.must("allocate 200MiB");
+        tenant.must("touch");
+        until(&daemon, "it is booked", held(200 << 20)).await;
+        tenant.kill();
+        let is_back = |state: &StatusReply| {
+            let memory = state.devices[0].memory.as_ref().unwrap();
+            state.leases.is_empty()
+                && memory.held_bytes + memory.draining_bytes + memory.quarantined_bytes == 0
+        };
+        until(&daemon, "the dead one's bytes are back", is_back).await;
+        daemon.stop();
+    }
 }

@@ -2,6 +2,7 @@
 //! standard input. See `gpulease_tests::puppet`.
 
 mod file_mapping;
+mod tenant;
 mod trials;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ use gpulease_tests::puppet::{receive, send};
 use gpulease_words::{Bytes, Size};
 use rustix::io::{FdFlags, fcntl_getfd};
 
+use crate::tenant::Tenant;
+
 use file_mapping::FileMapping;
 
 /// What it has, by the names that the test gave.
@@ -30,6 +33,7 @@ struct Puppet {
     opened: BTreeMap<String, IpcMapping>,
     descriptors: Vec<OwnedFd>,
     files: Vec<FileMapping>,
+    tenant: Option<Tenant>,
 }
 
 /// What goes back: words, and a descriptor or none.
@@ -93,6 +97,9 @@ impl Puppet {
                     }
                     "context" | "end-context" | "make-current" | "current" | "info" | "timing" | "pinned"
                     | "register" => self.context(verb, rest),
+                    "lease" | "allocate" | "touch" | "free-all" | "release-lease" => {
+                        self.as_tenant(verb, rest)
+                    }
                     "alloc" | "free" | "ipc" | "open" | "close" => self.legacy(verb, rest),
                     _ => self.vmm(verb, rest),
                 };
@@ -245,6 +252,22 @@ impl Puppet {
         let allocation = Allocation::import(Driver::load()?, descriptor.as_fd(), bytes(size)?)?;
         self.allocations.insert(name.to_owned(), allocation);
         Ok((String::new(), None))
+    }
+
+    /// `lease SOCKET RESERVE LIMIT`, `allocate SIZE`, `touch`, `free-all`, `release-lease`.
+    fn as_tenant(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
+        if let ("lease", [socket, reserve, limit]) = (verb, words) {
+            self.tenant = Some(Tenant::lease(socket, bytes(reserve)?, bytes(limit)?)?);
+            return Ok(String::new());
+        }
+        let tenant = self.tenant.as_mut().ok_or("it has no lease")?;
+        match (verb, words) {
+            ("allocate", [size]) => tenant.allocate(bytes(size)?),
+            ("touch", []) => tenant.touch(),
+            ("free-all", []) => tenant.free(),
+            ("release-lease", []) => Ok(self.tenant.take().map(|_| String::new()).unwrap_or_default()),
+            _ => Err(format!("{verb} {words:?} is no command").into()),
+        }
     }
 
     /// `views DEVICE SIZE..`: maps the descriptors that it keeps as one segment.
