@@ -172,8 +172,10 @@ impl Driver {
                 biased;
                 Some(news) = self.world.recv() => self.hear(news),
                 Some(command) = self.commands.recv() => self.take(command),
-                () = &mut timer, if wake.is_some() => self.wake(),
+                () = &mut timer, if wake.is_some() => {}
             }
+            // Whatever came: a flood of commands must not keep a deadline from passing.
+            self.wake();
             self.publish();
         }
     }
@@ -188,7 +190,7 @@ impl Driver {
 
     fn wake(&mut self) {
         let now = self.clock.now();
-        if self.arbiter.poll_timeout().is_some_and(|(time, _)| time <= now) {
+        if self.mode == Mode::Serving && self.arbiter.poll_timeout().is_some_and(|(time, _)| time <= now) {
             self.current = None;
             self.arbiter.handle_timeout(now);
             self.carry_out_all(now);

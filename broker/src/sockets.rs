@@ -62,6 +62,13 @@ impl Rank {
         }
     }
 
+    const fn admin_mode(self) -> u32 {
+        match self {
+            Self::Root => 0o660,
+            Self::User => 0o600,
+        }
+    }
+
     const fn job_mode(self) -> u32 {
         match self {
             Self::Root => 0o666,
@@ -183,9 +190,12 @@ impl Place {
 
     /// The operators' socket, listening; open to the group `gpulease` where there is one.
     pub(crate) fn admin(&mut self) -> Result<OwnedFd, Unplaced> {
-        let group = uzers::get_group_by_name("gpulease").map(|group| Gid::new(group.gid()));
-        let path = self.paths.admin.clone();
-        self.listen(&path, SocketType::STREAM, 0o660, group.filter(|_| self.rank == Rank::Root))
+        let group = match self.rank {
+            Rank::Root => uzers::get_group_by_name("gpulease").map(|group| Gid::new(group.gid())),
+            Rank::User => None,
+        };
+        let (path, mode) = (self.paths.admin.clone(), self.rank.admin_mode());
+        self.listen(&path, SocketType::STREAM, mode, group)
     }
 
     fn listen(

@@ -30,6 +30,8 @@ pub(crate) struct Names {
 #[derive(Debug)]
 enum Slot {
     Asked,
+    /// Asked so long ago that nobody waits for it any more.
+    Slow,
     /// `None`: the user has no name.
     Told(Option<String>),
 }
@@ -44,7 +46,7 @@ impl Names {
     pub(crate) fn known_or_number(&self, uid: Uid) -> String {
         match self.lock().get(&uid) {
             Some(Slot::Told(Some(name))) => name.clone(),
-            Some(Slot::Told(None) | Slot::Asked) | None => uid.to_string(),
+            Some(Slot::Told(None) | Slot::Asked | Slot::Slow) | None => uid.to_string(),
         }
     }
 
@@ -56,14 +58,16 @@ impl Names {
         for uid in self.to_ask(&uids) {
             tokio::spawn(self.clone().look_up(uid));
         }
-        let all_told = answers.wait_for(|_| self.are_told(&uids));
-        drop(tokio::time::timeout(PATIENCE, all_told).await);
+        let all_told = answers.wait_for(|_| self.are_answered(&uids));
+        if tokio::time::timeout(PATIENCE, all_told).await.is_err() {
+            self.give_up_on(&uids);
+        }
     }
 
     fn to_ask(&self, uids: &BTreeSet<Uid>) -> Vec<Uid> {
         let mut known = self.lock();
         if known.len() + uids.len() > REMEMBERED {
-            known.retain(|_, slot| matches!(slot, Slot::Asked));
+            known.retain(|_, slot| !matches!(slot, Slot::Told(_)));
         }
         let unknown: Vec<_> = uids.iter().copied().filter(|uid| !known.contains_key(uid)).collect();
         known.extend(unknown.iter().map(|uid| (*uid, Slot::Asked)));
@@ -78,9 +82,18 @@ impl Names {
         self.answers.send_modify(|count| *count += 1);
     }
 
-    fn are_told(&self, uids: &BTreeSet<Uid>) -> bool {
+    fn are_answered(&self, uids: &BTreeSet<Uid>) -> bool {
         let known = self.lock();
-        uids.iter().all(|uid| matches!(known.get(uid), Some(Slot::Told(_))))
+        !uids.iter().any(|uid| matches!(known.get(uid), Some(Slot::Asked)))
+    }
+
+    fn give_up_on(&self, uids: &BTreeSet<Uid>) {
+        let mut known = self.lock();
+        for uid in uids {
+            if let Some(slot @ Slot::Asked) = known.get_mut(uid) {
+                *slot = Slot::Slow;
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uid, Slot>> {

@@ -83,6 +83,23 @@ impl Accounts {
         &self.memberships
     }
 
+    /// What is budgeted, in a line for each account, where so much is leased on all devices together.
+    pub(crate) fn lines(&self, capacity: Bytes) -> Vec<String> {
+        let line = |path: String, table: &AccountTable| {
+            let limit = table.limit.map(|limit| format!("limit {}", limit.of(capacity)));
+            let weight = table.weight.map(|weight| format!("weight {weight}"));
+            let leases = table.leases_max.map(|max| format!("at most {max} leases"));
+            let parts: Vec<_> = limit.into_iter().chain(weight).chain(leases).collect();
+            (!parts.is_empty()).then(|| format!("{path}: {}", parts.join(", ")))
+        };
+        let host = line("host".into(), &self.host);
+        let groups = self.groups.iter().filter_map(|(name, table)| line(format!("group {name}"), table));
+        let users = self.users.iter().filter_map(|(uid, table)| line(format!("user {uid}"), table));
+        let others = line("each other user".into(), &self.default_user);
+        let jobs = self.jobs.iter().filter_map(|(pattern, table)| line(format!("each job {pattern}"), table));
+        host.into_iter().chain(groups).chain(users).chain(others).chain(jobs).collect()
+    }
+
     /// The budgets where so much is leased on all devices together.
     pub(crate) fn budgets(&self, capacity: Bytes) -> Budgets {
         let budget = |table: &AccountTable| Budget {
