@@ -18,10 +18,11 @@ use crate::witness::Reading;
 const MARK: &str = "--cuda-canary-mark";
 const LOOK: &str = "--cuda-canary-look";
 
-/// What is marked, and what is looked through; a lightly used card gives the same pages out again.
-const MARKED: Bytes = Bytes::new(256 << 20);
-const LOOKED_THROUGH: Bytes = Bytes::new(512 << 20);
-/// How much of it at a time.
+/// The most that is marked, and a card's share of it; twice as much is looked through. A lightly used card gives the
+/// same pages out again.
+const MARKED_MAX: Bytes = Bytes::new(256 << 20);
+const MARKED_SHARE: u64 = 128;
+/// How much of it at a time, and the least.
 const PIECE: Bytes = Bytes::new(16 << 20);
 /// A card with less room than this is not troubled with it.
 const ROOM: Bytes = Bytes::new(4 << 30);
@@ -30,7 +31,7 @@ const BYTE: u8 = 0xa5;
 /// Marked bytes in a row that are no coincidence.
 const RUN: usize = 64;
 
-/// Two contexts and a gigabyte of copies take half a second.
+/// Two contexts and half a gigabyte of copies take half a second.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Whether the driver scrubs memory between processes.
@@ -97,16 +98,18 @@ pub(super) fn maybe_run(mode: &str, uuid: &str) -> Option<ExitCode> {
 }
 
 fn mark(context: &Context) -> Result<&'static str, String> {
-    let memory = map(context, MARKED)?;
+    let bytes = marked(context)?;
+    let memory = map(context, bytes)?;
     // SAFETY: the whole range was mapped for writing a moment ago, and nothing else knows of it.
-    unsafe { context.fill(memory.base(), BYTE, MARKED) }.map_err(|why| why.to_string())?;
+    unsafe { context.fill(memory.base(), BYTE, bytes) }.map_err(|why| why.to_string())?;
     Ok("done")
 }
 
 fn look(context: &Context) -> Result<&'static str, String> {
-    let memory = map(context, LOOKED_THROUGH)?;
+    let bytes = marked(context)?.saturating_add(marked(context)?);
+    let memory = map(context, bytes)?;
     let mut piece = vec![0; usize::try_from(PIECE.get()).expect("16 MiB fit")];
-    for n in 0..LOOKED_THROUGH.get() / PIECE.get() {
+    for n in 0..bytes.get() / PIECE.get() {
         let at = memory.base().offset(PIECE.checked_mul(n).expect("below what was mapped"));
         // SAFETY: the piece lies in the range that was mapped a moment ago, and nothing writes to it.
         unsafe { context.copy_to_host(&mut piece, at) }.map_err(|why| why.to_string())?;
@@ -115,6 +118,13 @@ fn look(context: &Context) -> Result<&'static str, String> {
         }
     }
     Ok("clean")
+}
+
+/// How much is marked on this card: a whole number of pieces.
+fn marked(context: &Context) -> Result<Bytes, String> {
+    let total = context.device().total().map_err(|why| why.to_string())?;
+    let pieces = (total.get() / MARKED_SHARE / PIECE.get()).max(1);
+    Ok(PIECE.checked_mul(pieces).map_or(MARKED_MAX, |bytes| bytes.min(MARKED_MAX)))
 }
 
 fn is_marked(piece: &[u8]) -> bool {
