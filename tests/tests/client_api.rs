@@ -1,4 +1,5 @@
-//! The client library against a real daemon on host memory.
+//! The client library against a real daemon, on host memory and on a GPU.
+#![expect(clippy::unwrap_used, reason = "a test, helpers included")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
