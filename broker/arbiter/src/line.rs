@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 
 use gpulease_words::{AskId, Bytes, DeviceId};
 
-use crate::accounts::{Accounts, NodeId};
+use crate::accounts::{Accounts, Node, NodeId};
 use crate::ledger::{Health, Ledger};
 use crate::line::ask::{Ask, Stage, resources};
 use crate::line::gate::Standing;
@@ -174,35 +174,43 @@ impl Line {
     /// Where a barrier that roams can be granted behind all others. It pledged for the devices it is
     /// bound to; where others cost more, for contexts, its accounts must have that too.
     fn elsewhere(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
-        let shape = self.shape_of(ask);
-        let devices = if self.roams(ask) { self.devices_for(ask, ledger)? } else { return None };
         let pledged: Bytes = ask.needs().iter().map(|(_, need)| *need).sum();
-        let more = cost(shape, ask.amount, &devices, ledger).saturating_sub(pledged).get();
-        let passes = |room: u64| more == 0 || room >= more;
-        let mut path = accounts.path(ask.account);
-        path.all(|(_, node)| passes(node.bytes.room(Standing::Newcomer))).then_some(devices)
+        let passes = |cost: Bytes| {
+            let more = cost.saturating_sub(pledged).get();
+            let mut path = accounts.path(ask.account);
+            more == 0 || path.all(|(_, node)| node.bytes.room(Standing::Newcomer) >= more)
+        };
+        if self.roams(ask) { self.devices_for(ask, ledger, passes) } else { None }
     }
 
-    /// The devices on which the ask fits behind all barriers.
-    fn devices_for(&self, ask: &Ask, ledger: &Ledger) -> Option<Vec<DeviceId>> {
+    /// The devices on which the ask fits behind all barriers: those with the most to give, or, where
+    /// its accounts can't pay for its contexts there, those that cost it least.
+    fn devices_for(
+        &self,
+        ask: &Ask,
+        ledger: &Ledger,
+        affordable: impl Fn(Bytes) -> bool,
+    ) -> Option<Vec<DeviceId>> {
         let shape = self.shape_of(ask);
         let fits = |device| {
             let available = self.available(device, ledger)?;
             (available.checked_sub(shape.overhead(device, ledger))? >= ask.amount).then_some(available)
         };
-        choose(shape, ledger, fits)
+        let paid = |devices: &Vec<DeviceId>| affordable(cost(shape, ask.amount, devices, ledger));
+        let roomiest = choose(shape, ledger, fits, |_| Bytes::ZERO).filter(paid);
+        let context = |device| shape.overhead(device, ledger);
+        roomiest.or_else(|| choose(shape, ledger, fits, context).filter(paid))
     }
 
     /// Where the ask can be granted now as one that is no barrier.
     pub(crate) fn placement(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
-        let (shape, devices) = (self.shape_of(ask), self.devices_for(ask, ledger)?);
-        let cost = cost(shape, ask.amount, &devices, ledger);
-        let passes = accounts.path(ask.account).all(|(_, node)| {
-            resources(shape.purpose)
-                .iter()
-                .all(|resource| node.gate(*resource).room(Standing::Newcomer) >= units(*resource, cost))
-        });
-        passes.then_some(devices)
+        let gates = resources(self.shape_of(ask).purpose);
+        let affordable = |cost: Bytes| {
+            let room = |node: &Node, resource| node.gate(resource).room(Standing::Newcomer);
+            let mut path = accounts.path(ask.account);
+            path.all(|(_, node)| gates.iter().all(|r| room(node, *r) >= units(*r, cost)))
+        };
+        self.devices_for(ask, ledger, affordable)
     }
 
     /// The asks in the order in which the line would serve them.
@@ -281,15 +289,21 @@ pub(crate) const fn units(resource: crate::accounts::Resource, cost: Bytes) -> u
     }
 }
 
-/// Of the devices that fit: the named ones, or as many as are wanted with the most to give, ties by the lower index.
-fn choose(shape: &Shape, ledger: &Ledger, fits: impl Fn(DeviceId) -> Option<Bytes>) -> Option<Vec<DeviceId>> {
+/// Of the devices that fit: the named ones, or as many as are wanted that cost the least, then those
+/// with the most to give, ties by the lower index.
+fn choose(
+    shape: &Shape,
+    ledger: &Ledger,
+    fits: impl Fn(DeviceId) -> Option<Bytes>,
+    cost: impl Fn(DeviceId) -> Bytes,
+) -> Option<Vec<DeviceId>> {
     match &shape.wish {
         crate::DeviceWish::These(devices) => devices.iter().map(|d| fits(*d).map(|_| *d)).collect(),
         crate::DeviceWish::Any(n) => {
             let wanted = n.get() as usize;
             let mut fitting: Vec<_> =
                 ledger.usable().filter_map(|(d, _)| fits(d).map(|room| (d, room))).collect();
-            fitting.sort_by_key(|(device, room)| (std::cmp::Reverse(*room), *device));
+            fitting.sort_by_key(|(device, room)| (cost(*device), std::cmp::Reverse(*room), *device));
             (fitting.len() >= wanted)
                 .then(|| fitting.into_iter().take(wanted).map(|(device, _)| device).collect())
         }

@@ -120,6 +120,10 @@ impl Arbiter {
 
     /// The process is a member from now on, and charged for its contexts.
     pub(crate) fn enlist(&mut self, process: ProcessId, lease: LeaseId) {
+        // One that is a member has what it was charged, or gave it to a process that it started.
+        if self.leases[&lease].members.contains(&process) {
+            return;
+        }
         for device in self.new_contexts(process, lease) {
             let bytes = self.ledger.book(device).overhead_estimate;
             self.charge(lease, device, Bucket::Overhead, bytes);
