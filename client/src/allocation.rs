@@ -203,9 +203,10 @@ fn map(lease: &LeaseState, device: &Device, allocated: &v1::Allocated) -> Result
         Some(Handle::Ticket(ticket)) => {
             let ticket = Ticket::try_from(ticket.as_ref());
             let ticket = ticket.map_err(|error| Error::Protocol(format!("a ticket of no use: {error}")))?;
-            let claim = Claim::open(&session.link.place().handoff(), ticket)?;
-            let memory = map_chunks(&session.gpus, device, &claim.receive(bytes)?)?;
-            claim.acknowledge()?;
+            let place = session.link.place().handoff();
+            let received = Claim::new(&place, &session.spare, ticket).receive(bytes)?;
+            let memory = map_chunks(&session.gpus, device, &received.chunks)?;
+            received.acknowledge();
             Ok(memory)
         }
         Some(Handle::CudaIpcHandle(handle)) => Ok(open_ipc(&session.gpus, device, handle, bytes)?),

@@ -4,6 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gpulease_proto::handover::{FrameError, MAX_CHUNKS, MAX_FRAME, Reply, Request, Ticket};
@@ -73,11 +74,41 @@ pub enum HandOverError {
     },
 }
 
-/// A connection on which one ticket is claimed.
-pub(crate) struct Claim {
-    connection: OwnedFd,
+/// A connection to the hand-over socket.
+#[derive(Debug)]
+struct Connection {
+    descriptor: OwnedFd,
+    debt: Debt,
+}
+
+/// Whether an answer is still to come that nobody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Debt {
+    None,
+    Done,
+}
+
+/// The connection of the last claim, kept for the next: connecting costs more than a claim does. The
+/// broker closes one that is not used for a while; then the next claim connects anew.
+#[derive(Debug, Default)]
+pub(crate) struct Spare(Mutex<Option<Connection>>);
+
+impl Spare {
+    fn take(&self) -> Option<Connection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn keep(&self, connection: Connection) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+    }
+}
+
+/// A ticket on its way to a segment's descriptors.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    place: &'a Place,
+    spare: &'a Spare,
     ticket: Ticket,
-    socket: PathBuf,
 }
 
 /// A piece of a segment, as it came.
@@ -87,44 +118,47 @@ pub(crate) struct Chunk {
     pub(crate) bytes: Bytes,
 }
 
-impl Claim {
-    /// Connects; blocks at most for the time the broker has to answer.
-    pub(crate) fn open(place: &Place, ticket: Ticket) -> Result<Self, Error> {
-        place.check_directory()?;
-        let failed =
-            |errno: Errno| HandOverError::Socket { socket: place.socket.clone(), source: errno.into() };
-        let connection = connected(place).map_err(failed)?;
-        let peer = peer_uid(connection.as_fd())
-            .map_err(|source| HandOverError::Socket { socket: place.socket.clone(), source })?;
-        place.check_peer(peer)?;
-        Ok(Self { connection, ticket, socket: place.socket.clone() })
+impl<'a> Claim<'a> {
+    pub(crate) fn new(place: &'a Place, spare: &'a Spare, ticket: Ticket) -> Self {
+        Self { place, spare, ticket }
     }
 
-    /// Receives the chunks, which have to be as many as descriptors and add up to `bytes`.
-    pub(crate) fn receive(&self, bytes: Bytes) -> Result<Vec<Chunk>, HandOverError> {
-        let mut result = self.claim();
+    /// Receives the chunks, which have to be as many as descriptors and add up to `bytes`. Blocks at
+    /// most for the time the broker has to answer.
+    pub(crate) fn receive(&self, bytes: Bytes) -> Result<Received<'a>, Error> {
+        let spare = self.spare.take();
+        let kept = spare.and_then(|connection| self.claim(connection).ok());
+        let mut result = match kept {
+            Some(received) => Ok(received),
+            None => self.claim(self.connect()?),
+        };
         for _ in 1..CLAIMS {
             if !matches!(result, Err(HandOverError::NoDescriptorsLeft)) {
                 break;
             }
-            result = self.claim();
+            result = self.claim(self.connect()?);
         }
-        let chunks = result?;
-        let came = chunks.iter().map(|chunk| chunk.bytes).sum();
-        if came == bytes { Ok(chunks) } else { Err(HandOverError::Size { asked: bytes, came }) }
+        let received = result?;
+        let came = received.chunks.iter().map(|chunk| chunk.bytes).sum();
+        if came == bytes { Ok(received) } else { Err(HandOverError::Size { asked: bytes, came }.into()) }
     }
 
-    /// Says that the segment is mapped, and waits until the broker knows.
-    pub(crate) fn acknowledge(&self) -> Result<(), HandOverError> {
-        match self.exchange(Request::Acknowledge(self.ticket))? {
-            (Reply::Done, _) => Ok(()),
-            (Reply::Refused(why), _) => Err(HandOverError::Refused(why)),
-            (Reply::Segment(_), _) => Err(HandOverError::Refused("it sent the segment again".to_owned())),
-        }
+    fn connect(&self) -> Result<Connection, Error> {
+        self.place.check_directory()?;
+        let descriptor = connected(self.place).map_err(|errno| failed(self.place, errno))?;
+        let peer = peer_uid(descriptor.as_fd())
+            .map_err(|source| HandOverError::Socket { socket: self.place.socket.clone(), source })?;
+        self.place.check_peer(peer)?;
+        Ok(Connection { descriptor, debt: Debt::None })
     }
 
-    fn claim(&self) -> Result<Vec<Chunk>, HandOverError> {
-        let (sizes, descriptors) = match self.exchange(Request::Claim(self.ticket))? {
+    fn claim(&self, mut connection: Connection) -> Result<Received<'a>, HandOverError> {
+        if connection.debt == Debt::Done {
+            self.hear(&connection)?;
+            connection.debt = Debt::None;
+        }
+        self.say(&connection, Request::Claim(self.ticket))?;
+        let (sizes, descriptors) = match self.hear(&connection)? {
             (Reply::Segment(sizes), descriptors) => (sizes, descriptors),
             (Reply::Refused(why), _) => return Err(HandOverError::Refused(why)),
             (Reply::Done, _) => return Err(HandOverError::Refused("it sent no segment".to_owned())),
@@ -133,22 +167,28 @@ impl Claim {
             return Err(HandOverError::Count { chunks: sizes.len(), descriptors: descriptors.len() });
         }
         let pairs = descriptors.into_iter().zip(sizes);
-        Ok(pairs.map(|(descriptor, bytes)| Chunk { descriptor, bytes }).collect())
+        let chunks = pairs.map(|(descriptor, bytes)| Chunk { descriptor, bytes }).collect();
+        let claim = Claim { place: self.place, spare: self.spare, ticket: self.ticket };
+        Ok(Received { chunks, connection, claim })
     }
 
-    /// One packet each way. Descriptors that came are closed when dropped.
-    fn exchange(&self, request: Request) -> Result<(Reply, Vec<OwnedFd>), HandOverError> {
-        send(&self.connection, &request.encode(), SendFlags::NOSIGNAL).map_err(|errno| self.failed(errno))?;
+    fn say(&self, connection: &Connection, request: Request) -> Result<(), HandOverError> {
+        let sent = send(&connection.descriptor, &request.encode(), SendFlags::NOSIGNAL);
+        sent.map(drop).map_err(|errno| failed(self.place, errno))
+    }
+
+    /// The next packet. Descriptors that came with it are closed when dropped.
+    fn hear(&self, connection: &Connection) -> Result<(Reply, Vec<OwnedFd>), HandOverError> {
         let mut packet = [0_u8; MAX_FRAME + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS + 1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = recvmsg(
-            &self.connection,
+            &connection.descriptor,
             &mut [IoSliceMut::new(&mut packet)],
             &mut ancillary,
             RecvFlags::CMSG_CLOEXEC,
         );
-        let received = received.map_err(|errno| self.failed(errno))?;
+        let received = received.map_err(|errno| failed(self.place, errno))?;
         let descriptors = drained(&mut ancillary);
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(HandOverError::NoDescriptorsLeft);
@@ -158,13 +198,33 @@ impl Claim {
             n => Ok((Reply::decode(&packet[..n])?, descriptors)),
         }
     }
+}
 
-    fn failed(&self, errno: Errno) -> HandOverError {
-        match errno {
-            Errno::AGAIN => HandOverError::Silent,
-            Errno::PIPE | Errno::CONNRESET => HandOverError::Closed,
-            _ => HandOverError::Socket { socket: self.socket.clone(), source: errno.into() },
+/// A segment's chunks, until they are mapped.
+#[derive(Debug)]
+pub(crate) struct Received<'a> {
+    pub(crate) chunks: Vec<Chunk>,
+    connection: Connection,
+    claim: Claim<'a>,
+}
+
+impl Received<'_> {
+    /// Says that the segment is mapped, so that the broker lets its own descriptors go. Nobody waits
+    /// for the answer: the ticket is this process's alone, and with the connection it ends as well.
+    pub(crate) fn acknowledge(self) {
+        let Self { mut connection, claim, .. } = self;
+        if claim.say(&connection, Request::Acknowledge(claim.ticket)).is_ok() {
+            connection.debt = Debt::Done;
+            claim.spare.keep(connection);
         }
+    }
+}
+
+fn failed(place: &Place, errno: Errno) -> HandOverError {
+    match errno {
+        Errno::AGAIN => HandOverError::Silent,
+        Errno::PIPE | Errno::CONNRESET => HandOverError::Closed,
+        _ => HandOverError::Socket { socket: place.socket.clone(), source: errno.into() },
     }
 }
 

@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::gpus::Gpus;
+use crate::handover::Spare;
 use crate::keeper::{Connection, Pass, Started};
 use crate::leases::{Epoch, LeaseKey, Leases};
 use crate::link::{Link, Trouble, trouble};
@@ -36,6 +37,7 @@ pub(crate) struct Session {
     pub(crate) devices: Vec<Device>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) gpus: Gpus,
+    pub(crate) spare: Spare,
     wait: Duration,
     connection: watch::Receiver<Connection>,
     names: AtomicU64,
@@ -50,6 +52,7 @@ impl Session {
             devices: started.devices,
             leases: started.leases,
             gpus: Gpus::default(),
+            spare: Spare::default(),
             wait,
             connection: started.connection,
             names: AtomicU64::new(1),
