@@ -1,4 +1,4 @@
-//! The fake's hand-over socket: a thread that answers one connection after the other.
+//! The fake's hand-over socket.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -30,11 +30,7 @@ impl Listener {
         listen(&socket, 64).unwrap();
         let (socket, shared) = (Arc::new(socket), Arc::clone(shared));
         let listening = Arc::clone(&socket);
-        let thread = std::thread::spawn(move || {
-            while let Ok(connection) = accept_with(&listening, SocketFlags::CLOEXEC) {
-                serve(&connection, &shared);
-            }
-        });
+        let thread = std::thread::spawn(move || accept_all(&listening, &shared));
         Self { socket, thread: Some(thread) }
     }
 }
@@ -43,6 +39,21 @@ impl Drop for Listener {
     fn drop(&mut self) {
         shutdown(&self.socket, Shutdown::Both).unwrap();
         let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Serves each connection on a thread of its own, since a client keeps one, and ends them with the listener.
+fn accept_all(listening: &OwnedFd, shared: &Arc<Shared>) {
+    let mut served = Vec::new();
+    while let Ok(connection) = accept_with(listening, SocketFlags::CLOEXEC) {
+        let (connection, shared) = (Arc::new(connection), Arc::clone(shared));
+        let peer = Arc::clone(&connection);
+        served.push((connection, std::thread::spawn(move || serve(&peer, &shared))));
+    }
+    for (connection, thread) in served {
+        // The client may have closed it.
+        let _ = shutdown(&connection, Shutdown::Both);
+        thread.join().unwrap();
     }
 }
 

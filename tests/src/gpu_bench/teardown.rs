@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use gpulease_client::{Client, Observer};
 use gpulease_cuda::{Allocation, Context, Device, DeviceMemory, Driver};
-use gpulease_words::{Bytes, mib};
+use gpulease_words::{Bytes, gib, mib};
 
 use super::{brokered, median};
 use crate::daemon::{Daemon, PATIENCE};
@@ -68,13 +68,12 @@ async fn handed_on(bytes: Bytes) -> anyhow::Result<Duration> {
 /// Kills a process that has `cuMemAlloc`ed the bytes, until the driver gives as many again.
 fn given_back(device: Device, bytes: Bytes) -> anyhow::Result<Duration> {
     let mut victim = start(&["--victim-bare", &bytes.get().to_string()])?;
-    let context = Context::retain(device)?;
-    // Takes what is free until the bytes fit no more, and less than them is left.
-    let free = context.memory_info()?.free;
-    let most = free.saturating_sub(Bytes::new(bytes.get() / 2)).round_down();
-    let mut fillers = vec![Allocation::create(device, most)?];
-    while let Ok(more) = Allocation::create(device, bytes) {
-        fillers.push(more);
+    // Takes what is free, in ever smaller pieces, until the bytes fit no more.
+    let mut fillers = Vec::new();
+    for piece in [gib(1), mib(64), mib(2)] {
+        while let Ok(filler) = Allocation::create(device, piece) {
+            fillers.push(filler);
+        }
     }
     let start = Instant::now();
     victim.kill()?;
@@ -116,6 +115,8 @@ pub(super) fn bare_victim(bytes: &str) -> anyhow::Result<()> {
 }
 
 fn hold() -> anyhow::Result<()> {
+    // Not to outlive a benchmark that failed.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     println!("holding");
     loop {
         std::thread::park();
