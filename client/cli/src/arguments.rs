@@ -95,6 +95,8 @@ pub(crate) enum Command {
     Release(ReleaseArguments),
     /// Show the line: who waits, for what, and what is short
     Queue,
+    /// Show budgets: what each account may have, and what it is charged
+    Budget(BudgetArguments),
     /// Say why an ask (a3) waits, or how a lease (L7) stands
     Why(WhyArguments),
     /// Show what happened, and with --follow what happens
@@ -196,6 +198,20 @@ pub(crate) struct ReleaseArguments {
     /// Leases of yours, like L7
     #[arg(required = true, value_name = "ID", value_parser = amount::lease_id)]
     pub(crate) leases: Vec<LeaseId>,
+}
+
+/// Options of `budget`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BudgetArguments {
+    #[command(subcommand)]
+    pub(crate) what: Option<BudgetCommand>,
+}
+
+/// What to do with budgets. They are set in the broker's configuration file.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum BudgetCommand {
+    /// List every account that is charged, waits or has a limit (as `gpulease budget` alone does)
+    Ls,
 }
 
 /// Options of `why`.

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, BudgetCommand, Command};
 use exit::{Exit, Failure, Outcome};
 use signals::Signals;
 
@@ -72,6 +72,9 @@ fn act(arguments: Arguments) -> Outcome {
         None => wait_for(state::show(&common, status)),
         Some(Command::Status(status)) => wait_for(state::show(&common, status)),
         Some(Command::Queue) => wait_for(state::queue(&common)),
+        Some(Command::Budget(budget)) => match budget.what {
+            None | Some(BudgetCommand::Ls) => wait_for(state::budgets(&common)),
+        },
         Some(Command::Release(release)) => wait_for(release::release(&common, &release)),
         Some(Command::Why(why)) => wait_for(why::why(&common, &why)),
         Some(Command::Events(events)) => wait_for(events::events(&common, &events)),

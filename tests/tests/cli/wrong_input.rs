@@ -133,6 +133,20 @@ fn more_than_the_budget_is_77_with_the_limit_and_whose_it_is() {
     expect(&line(&daemon, "run -m 10MiB -n small -- true"), 77, &["10 MiB", "8 MiB", "job.small"]);
     expect(&line(&daemon, "run -q -m 8MiB -n small -- true"), 0, &[]);
     expect(&line(&daemon, "run -q -m 10MiB -n large -- true"), 0, &[]);
+
+    let mut held = Running::start(&daemon, ["hold", "-m", "6MiB", "-n", "small"]);
+    held.hear("gives it back");
+    let budgets = line(&daemon, "budget --json");
+    let budgets: Value = serde_json::from_slice(&budgets.stdout).expect("a document");
+    let accounts = budgets["accounts"].as_array().expect("a list");
+    let small = accounts
+        .iter()
+        .find(|account| account["path"].as_str().is_some_and(|path| path.ends_with("job.small")));
+    let small = small.expect("the job's account is listed");
+    assert_eq!((&small["limit_bytes"], &small["charged_bytes"]), (&(8 << 20).into(), &(6 << 20).into()));
+    assert!(text(&line(&daemon, "budget ls").stdout).contains("job.small"));
+    drop(held);
+    until_empty(&daemon);
     daemon.stop();
 }
 

@@ -11,7 +11,7 @@ use gpulease_client::blocking::Client;
 use gpulease_client::{Bytes, Lease};
 use gpulease_examples::memory::{Growth, Memory, Role};
 use gpulease_examples::train::Event;
-use gpulease_examples::trainer::Trainer;
+use gpulease_examples::trainer::{Filling, Trainer};
 
 use serde::Serialize;
 
@@ -128,7 +128,7 @@ impl Job {
 
     fn fill(&mut self) -> anyhow::Result<()> {
         let start = Instant::now();
-        self.memory.work(self.trainer.fill())?;
+        while self.memory.work(self.trainer.fill())? == Filling::Begun {}
         say(&Event::Filled {
             held_bytes: self.memory.held().get(),
             samples: self.trainer.samples(),

@@ -54,10 +54,11 @@ impl Device {
         }
     }
 
-    /// Whether neither the device nor the book ever had more than the capacity; the numbers either way.
+    /// Whether neither the device nor the book ever had more than the capacity, and whether the device had what the
+    /// book said: a demo whose jobs do not touch their memory would show nothing.
     ///
     /// # Errors
-    /// The numbers, where one of them had more.
+    /// The numbers, where one of them had more, or the device had less than half of what the book says.
     pub(super) fn within_capacity(&self) -> Result<String, String> {
         let highest =
             self.highest_used_bytes.map_or_else(|| "N/A".to_owned(), |bytes| Bytes::new(bytes).to_string());
@@ -66,7 +67,8 @@ impl Device {
         let words =
             format!("device {index} had at most {highest} in use (the book {book}) of its {capacity}");
         let most = self.highest_used_bytes.unwrap_or(0).max(self.book_peak_bytes);
-        if most <= self.capacity_bytes { Ok(words) } else { Err(words) }
+        let untouched = self.highest_used_bytes.is_some_and(|bytes| bytes < self.book_peak_bytes / 2);
+        if most <= self.capacity_bytes && !untouched { Ok(words) } else { Err(words) }
     }
 }
 
@@ -168,7 +170,8 @@ mod tests {
         let capacity = gib(1).get();
         assert!(device(Some(capacity), capacity).within_capacity().is_ok());
         assert!(device(Some(capacity + 1), 0).within_capacity().is_err());
-        assert!(device(Some(0), capacity + 1).within_capacity().is_err());
+        assert!(device(Some(capacity), capacity + 1).within_capacity().is_err());
+        assert!(device(Some(capacity / 2 - 1), capacity).within_capacity().is_err(), "the jobs used nothing");
         assert!(device(None, capacity).within_capacity().is_ok_and(|words| words.contains("N/A")));
     }
 

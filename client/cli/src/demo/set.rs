@@ -62,7 +62,7 @@ fn every_card() -> Option<Set> {
 fn host() -> Set {
     let capacity = share_of(free_of_host());
     let words = format!(
-        "no GPU is to be seen here, so host memory stands in: {capacity} (at most {MOST} and a quarter of what is free)"
+        "{capacity} of host memory, since no GPU is to be seen here (at most {MOST} and a quarter of what is free)"
     );
     Set { devices: vec![format!("host:{}B", capacity.get())], capacity, overhead: Bytes::ZERO, words }
 }

@@ -226,6 +226,33 @@ fn wants(ask: &v1::WaitingStatus) -> String {
     }
 }
 
+const ACCOUNT_COLUMNS: &[Column] = &[
+    Column::left("ACCOUNT", Narrow::Cut),
+    Column::right("CHARGED", Narrow::Keep),
+    Column::right("LIMIT", Narrow::Keep),
+    Column::right("LEASES", Narrow::LeaveOut(1)),
+    Column::right("MOST", Narrow::LeaveOut(2)),
+    Column::right("WEIGHT", Narrow::LeaveOut(3)),
+];
+
+/// The accounts as a table, parents first.
+pub(crate) fn accounts(accounts: &[v1::AccountStatus], look: Look) -> String {
+    let rows: Vec<Vec<String>> = accounts.iter().map(account_row).collect();
+    grid::lines(ACCOUNT_COLUMNS, &rows, look)
+}
+
+fn account_row(account: &v1::AccountStatus) -> Vec<String> {
+    let none = || "none".to_owned();
+    vec![
+        printable(&account.path).into_owned(),
+        Bytes::new(account.charged_bytes).to_string(),
+        account.limit_bytes.map_or_else(none, |bytes| Bytes::new(bytes).to_string()),
+        account.leases.to_string(),
+        account.leases_max.map_or_else(none, |max| max.to_string()),
+        account.weight.to_string(),
+    ]
+}
+
 fn strangers(devices: &[v1::DeviceStatus], look: Look) -> String {
     let mut text = String::new();
     for device in devices {

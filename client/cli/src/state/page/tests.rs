@@ -171,6 +171,27 @@ fn states_and_growth_have_their_words() {
 }
 
 #[test]
+fn accounts_have_their_limits_or_none() {
+    let account = |path: &str, limit_bytes, leases_max| v1::AccountStatus {
+        path: path.into(),
+        limit_bytes,
+        charged_bytes: gib(9).get(),
+        weight: 1,
+        leases: 2,
+        leases_max,
+    };
+    let all = [account("host", None, None), account("user.alice", Some(gib(20).get()), Some(4))];
+    assert_eq!(
+        accounts(&all, Look::PLAIN),
+        "\
+ACCOUNT     CHARGED   LIMIT  LEASES  MOST  WEIGHT
+host          9 GiB    none       2  none       1
+user.alice    9 GiB  20 GiB       2     4       1
+"
+    );
+}
+
+#[test]
 fn the_document_has_null_for_what_nobody_knows() {
     let reply = state();
     let document = serde_json::to_value(State::from(&reply)).expect("a document");
