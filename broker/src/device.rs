@@ -92,8 +92,9 @@ pub enum Proof {
 /// - a failed `create` leaves nothing behind, and its message says what happened in numbers and who may have taken the room;
 /// - `create` never makes more than `total` at one time;
 /// - `reclaim` drops all that the broker itself holds of the segment and returns without waiting;
-/// - `prove` says `Freed` once and only when every other holder has let go; until then the bytes stay in the gauge;
-/// - dropping the device leaves no process, thread or file behind.
+/// - `prove` says `Freed` once and only when every other holder has let go, on a GPU without a hold as far as the card
+///   tells; until then the bytes stay in the gauge;
+/// - dropping the device leaves no process, thread or file behind, but for an exporter that still has consumers.
 pub trait Device: Send {
     /// What it is.
     fn description(&self) -> &Description;

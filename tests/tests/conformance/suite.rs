@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use gpulease_broker::device::{CHUNKS_MAX, HandleKind};
 use gpulease_proto::handover::MAX_CHUNKS;
@@ -107,9 +108,13 @@ fn free_at_once(bench: &Bench) {
     let mut subject = bench.open();
     let most = Bytes::new(subject.device.description().total.get() / 4 * 3).round_down();
     for bytes in [GRANULARITY, most, most, mib(10), most] {
+        let start = Instant::now();
         let (segment, handover) = subject.make(bytes);
+        let made = start.elapsed();
+        let start = Instant::now();
         subject.take_back(segment, handover);
         subject.until_freed(segment);
+        println!("measured: {bytes} made in {made:?}, proven free after {:?}", start.elapsed());
         assert_eq!(subject.made(), Bytes::ZERO);
     }
 }
