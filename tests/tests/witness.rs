@@ -16,7 +16,7 @@ use gpulease_words::{Bytes, DeviceId, Pid, ProcessId, Uid, gib, mib};
 
 use crate::conformance::bench::{Subject, chunks, cuda};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 const DEVICE: DeviceId = DeviceId::new(3);
 const PROCESS: ProcessId = ProcessId::new(7);
 
@@ -49,7 +49,7 @@ on_cards! {
         let start = Instant::now();
         scene.next(|t| named(t).is_some());
         println!("measured: a stranger shows after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(2));
+        assert!(start.elapsed() < Duration::from_secs(5));
     }
 
     fn a_members_use_is_its_overhead_to_the_byte(Gpu::all("a_members_use_is_its_overhead_to_the_byte")) {

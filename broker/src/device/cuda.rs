@@ -235,8 +235,6 @@ impl CudaDevice {
             (segment.bytes, segment.since.map(|since| since.elapsed()).unwrap_or_default())
         };
         if self.balance.is_none() {
-            let gauge = Arc::clone(&self.gauge);
-            let _changing = gauge.changing();
             return chunks::create(self.card, bytes, || true).is_ok();
         }
         if self.read_at.elapsed() >= (age / REREAD_SHARE).min(REREAD_AFTER_MAX) {
@@ -312,6 +310,8 @@ impl Device for CudaDevice {
     }
 
     fn prove(&mut self, id: SegmentId) -> Proof {
+        let gauge = Arc::clone(&self.gauge);
+        let _changing = gauge.changing();
         let segment = self.segments.get(&id).expect("only what was made is proven");
         assert!(segment.since.is_some(), "segment {id} is proven before it is taken back");
         if self.is_given_up(id) && self.is_back(id) {

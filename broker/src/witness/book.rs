@@ -10,6 +10,9 @@
 //! What lies outside the capacity swallows what is outside first: a broker that manages 8 GiB of
 //! an 80 GiB card loses nothing to a stranger that uses 50.
 //!
+//! Strangers' own use is outside whatever the rest comes to: bytes that are back and not yet proven
+//! free are still counted as made, and would hide as many of a stranger's.
+//!
 //! Attributed is memory that is on its way back while a process still maps it: the card lists it
 //! as that process's own use, the broker still counts it as made.
 
@@ -51,18 +54,22 @@ pub(super) fn account(
     let unnamed = reading.used.saturating_sub(made.bytes).saturating_sub(listed);
     let part = unlisted_part(unnamed, of_members.len());
     let outside = unnamed.saturating_sub(part.checked_mul(of_members.len() as u64)?);
+    let strangers: Vec<ProcessUse> =
+        others.into_iter().filter(|process| is_stranger(process, made)).collect();
+    let outside = outside.max(strangers.iter().map(|stranger| stranger.bytes).sum());
 
     let unmanaged = reading.usable.saturating_sub(capacity);
     let overhead = |process: &ProcessUse| (members[&process.pid], process.bytes.saturating_add(part));
-    let own = Pid::new(std::process::id());
-    let is_stranger = |process: &ProcessUse| {
-        process.pid != own && !made.helpers.contains(&process.pid) && !process.bytes.is_zero()
-    };
     Some(Account {
         off_book: outside.saturating_sub(unmanaged),
         overheads: of_members.iter().map(overhead).collect(),
-        strangers: others.into_iter().filter(is_stranger).collect(),
+        strangers,
     })
+}
+
+fn is_stranger(process: &ProcessUse, made: &Made) -> bool {
+    let own = Pid::new(std::process::id());
+    process.pid != own && !made.helpers.contains(&process.pid) && !process.bytes.is_zero()
 }
 
 fn own_bytes(process: &ProcessUse, made: &Made) -> Bytes {
@@ -183,6 +190,14 @@ mod tests {
         let account = book(&reading(used, &[]), &made(gib(8)), USABLE);
         assert_eq!(account.off_book, sum(&[BASE, CONTEXT, mib(5)]));
         assert_eq!(account.overheads.len(), 0);
+    }
+
+    #[test]
+    fn what_is_back_and_not_yet_proven_hides_no_stranger() {
+        let stranger = sum(&[CONTEXT, gib(8)]);
+        let used = sum(&[BASE, stranger, mib(5)]);
+        let account = book(&reading(used, &[(STRANGER, stranger)]), &made(gib(4)), USABLE);
+        assert_eq!(account.off_book, stranger);
     }
 
     #[test]

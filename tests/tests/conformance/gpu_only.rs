@@ -18,7 +18,7 @@ use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use super::bench::{Subject, chunks, cuda, exporter, first, pause};
 
 const SIZE: Bytes = mib(64);
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 on_cards! {
     fn a_card_without_a_large_piece_gives_several([standin(&[])]) {

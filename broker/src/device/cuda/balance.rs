@@ -46,9 +46,11 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// The standing at a reading, while the broker had handles of `handled` bytes.
+    /// The standing at a reading, while the broker had handles of `handled` bytes. Those would be on its own list if
+    /// its process had a context, as one that a broker is embedded in may have; so that list is left out.
     pub(super) fn new(reading: &Reading, handled: Bytes) -> Self {
-        let uses = reading.processes.iter().flatten();
+        let own = Pid::new(std::process::id());
+        let uses = reading.processes.iter().flatten().filter(|process| process.pid != own);
         let listed: BTreeMap<Pid, Bytes> = uses.map(|&ProcessUse { pid, bytes }| (pid, bytes)).collect();
         let unlisted =
             signed(reading.used) - listed.values().map(|b| signed(*b)).sum::<i64>() - signed(handled);
@@ -562,6 +564,20 @@ mod tests {
         bench.read();
         assert!(!bench.is_back(A));
         bench.change(|card| card.listed.retain(|pid, _| *pid != OTHER));
+        assert!(bench.is_back(A));
+    }
+
+    #[test]
+    fn a_context_of_the_brokers_own_process_changes_nothing() {
+        let own = Pid::new(std::process::id());
+        let mut bench = Bench::new(&[gib(8)]);
+        let listed = |bytes| Some(vec![ProcessUse { pid: own, bytes: [CONTEXT, bytes].into_iter().sum() }]);
+        let reading = |made| Reading { used: gib(9), usable: gib(140), processes: listed(made) };
+        let before = Standing::new(&reading(gib(8)), gib(8));
+        let after = Reading { used: gib(1), ..reading(Bytes::ZERO) };
+        bench.balance = Balance::new(before.clone());
+        bench.balance.released(A, gib(8), Some(before));
+        bench.balance.read(bench.now, Standing::new(&after, Bytes::ZERO));
         assert!(bench.is_back(A));
     }
 
