@@ -87,7 +87,7 @@ impl Gate {
     /// The ask pledges the amount, or is parked where older ones leave too little room. Younger
     /// ones are for [`Self::step_back`] then.
     pub(crate) fn climb(&mut self, ask: AskId, amount: u64) -> Climb {
-        if amount > 0 && self.room_behind_older(ask) < u128::from(amount) {
+        if amount > 0 && !self.has_room_behind_older(ask, amount) {
             self.parked.insert(ask, amount);
             return Climb::Parked;
         }
@@ -95,15 +95,24 @@ impl Gate {
         Climb::Through
     }
 
-    fn room_behind_older(&self, ask: AskId) -> u128 {
+    /// Looks at as many younger ones as would have to step back, from the youngest on.
+    fn has_room_behind_older(&self, ask: AskId, amount: u64) -> bool {
         let Some(limit) = self.limit else {
-            return u128::MAX;
+            return true;
         };
         if self.parked.first_key_value().is_some_and(|(first, _)| *first < ask) {
-            return 0;
+            return false;
         }
-        let younger: u128 = self.pledges.range(ask..).map(|(_, amount)| u128::from(*amount)).sum();
-        u128::from(limit.saturating_sub(self.used)).saturating_sub(self.pledged - younger)
+        let wanted = u128::from(self.used) + self.pledged + u128::from(amount);
+        let mut missing = wanted.saturating_sub(u128::from(limit));
+        let mut younger = self.pledges.range(ask..).rev();
+        while missing > 0 {
+            let Some((_, pledged)) = younger.next() else {
+                return false;
+            };
+            missing = missing.saturating_sub(u128::from(*pledged));
+        }
+        true
     }
 
     /// The oldest parked ask for which there is room now, pledged.
