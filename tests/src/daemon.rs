@@ -193,7 +193,7 @@ fn follow(stderr: impl std::io::Read + Send + 'static, log: Arc<Mutex<Vec<String
     let (tell, ready) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            let is_ready = line.contains("ready");
+            let is_ready = line.contains(": ready;");
             log.lock().expect("nobody panics with the log").push(line);
             if is_ready {
                 // The test may have given up already.
