@@ -97,13 +97,15 @@ fn run(daemon: &Daemon, arguments: &[&str]) -> Terminal {
 #[test]
 fn ctrl_c_reaches_the_program_once_and_its_answer_counts() {
     let daemon = Daemon::on_host("64MiB");
-    let script = "n=0; trap 'n=$((n+1)); echo caught $n' INT; echo ready; while [ $n -lt 2 ]; do sleep 0.05; done; exit 9";
+    let script = "n=0; trap 'n=$((n+1)); echo caught $n' INT; echo ready; while ! read line; do :; done; echo total $n; exit 9";
     let mut terminal = run(&daemon, &["run", "-m", "8MiB", "--", "sh", "-c", script]);
     terminal.see("ready");
     terminal.type_keys("\u{3}");
     terminal.see("caught 1");
     terminal.type_keys("\u{3}");
     terminal.see("caught 2");
+    terminal.type_keys("enough\n");
+    terminal.see("total 2");
     assert_eq!(wait_for(&mut terminal.child, PATIENCE).map(code), Some(9));
     until_empty(&daemon);
     daemon.stop();

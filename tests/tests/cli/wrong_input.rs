@@ -125,9 +125,9 @@ fn more_than_there_is_is_77_with_the_most_that_could_be() {
 
 #[test]
 fn more_than_the_budget_is_77_with_the_limit_and_whose_it_is() {
-    let mut command = Command::new(programs::gpuleased());
-    command.args(["--device", "host:64MiB"]);
-    let daemon = Daemon::start_configured(command, "[job.small]\nlimit = \"8MiB\"\n");
+    let mut broker = Command::new(programs::gpuleased());
+    broker.args(["--device", "host:64MiB"]);
+    let daemon = Daemon::start_configured(broker, "[job.small]\nlimit = \"8MiB\"\n");
     expect(&line(&daemon, "run -m 10MiB -n small -- true"), 77, &["10 MiB", "8 MiB", "job.small"]);
     expect(&line(&daemon, "run -q -m 8MiB -n small -- true"), 0, &[]);
     expect(&line(&daemon, "run -q -m 10MiB -n large -- true"), 0, &[]);
