@@ -7,7 +7,7 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 use crate::accounts::NodeId;
 use crate::lease::{Attendance, Lease, Owner, Share};
 use crate::ledger::Bucket;
-use crate::line::ask::{Ask, Stage, Want};
+use crate::line::ask::{Ask, Seniority, Stage, Want};
 use crate::line::shape::{Shape, Use};
 use crate::process::{Named, Presence};
 use crate::session::{too_many, user};
@@ -42,6 +42,7 @@ impl Arbiter {
             shape: self.line.shapes.enter(shape),
             amount: terms.reserve,
             stage: Stage::InLine,
+            seniority: Seniority::Junior,
             want: Want::Lease { ask_name, terms },
         };
         self.sessions.get_mut(&session).expect("it is open").asks.insert(ask_name, Named::Waiting(id));

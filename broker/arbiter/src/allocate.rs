@@ -13,7 +13,7 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SegmentId, Sess
 use crate::acquire::deadline;
 use crate::lease::Lease;
 use crate::ledger::{Bucket, minus};
-use crate::line::ask::{Ask, Stage, Want};
+use crate::line::ask::{Ask, Seniority, Stage, Want};
 use crate::line::shape::Shape;
 use crate::segment::{Segment, State};
 use crate::session::too_many;
@@ -152,6 +152,7 @@ impl Arbiter {
             shape: self.line.shapes.enter(Shape::growth(wanted.device)),
             amount,
             stage,
+            seniority: Seniority::Junior,
             want: Want::Segment(wanted),
         };
         self.waiting.insert(request, id);

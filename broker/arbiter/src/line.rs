@@ -38,7 +38,7 @@ use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::accounts::{Accounts, Node, NodeId};
 use crate::ledger::{Health, Ledger};
-use crate::line::ask::{Ask, Stage, resources};
+use crate::line::ask::{Ask, Seniority, Stage, resources};
 use crate::line::gate::Standing;
 use crate::line::pile::Piles;
 use crate::line::roamers::Roamers;
@@ -115,7 +115,8 @@ impl Line {
         let ask = self.leave(id, accounts);
         let stage = if was_barrier { Stage::InLine } else { ask.stage };
         self.join(Ask { shape, amount, stage, ..ask }, accounts);
-        if was_barrier && !amount.is_zero() {
+        let ask = self.get(id);
+        if ask.seniority == Seniority::Senior && ask.stage == Stage::InLine && !amount.is_zero() {
             self.rise(id, accounts, ledger);
         }
     }

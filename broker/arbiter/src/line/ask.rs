@@ -45,6 +45,15 @@ pub(crate) enum Stage {
     Barrier { needs: Vec<(DeviceId, Bytes)>, post: Post },
 }
 
+/// Whether an ask has waited long enough for a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seniority {
+    /// It has not.
+    Junior,
+    /// It has: it is a barrier whenever it needs anything.
+    Senior,
+}
+
 /// An ask that waits. Its number is its age.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
@@ -63,6 +72,7 @@ pub(crate) struct Ask {
     /// On each device, beyond contexts: the reserve of a lease; what a segment takes out of what is free.
     pub(crate) amount: Bytes,
     pub(crate) stage: Stage,
+    pub(crate) seniority: Seniority,
 }
 
 impl Ask {

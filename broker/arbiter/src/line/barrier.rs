@@ -5,7 +5,7 @@ use gpulease_words::{AskId, Bytes, DeviceId};
 use crate::DeviceWish;
 use crate::accounts::{Accounts, NodeId, Resource};
 use crate::ledger::{Ledger, plus};
-use crate::line::ask::{Ask, Post, Stage, resources};
+use crate::line::ask::{Ask, Post, Seniority, Stage, resources};
 use crate::line::gate::Climb;
 use crate::line::{Line, units};
 
@@ -18,7 +18,8 @@ impl Line {
         }
         let needs = self.least_missing(ask, ledger);
         self.strike(&ask.clone(), accounts);
-        self.get_mut(id).stage = Stage::Barrier { needs, post: Post::Collecting };
+        let ask = self.get_mut(id);
+        (ask.stage, ask.seniority) = (Stage::Barrier { needs, post: Post::Collecting }, Seniority::Senior);
         self.start_climb(id, accounts, ledger);
     }
 
