@@ -168,3 +168,65 @@ impl Segments {
         self.known.get_mut(&id).unwrap_or_else(|| panic!("segment {id} is not known"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulease_words::mib;
+
+    const SEGMENT: SegmentId = SegmentId::new(1);
+    const REQUEST: RequestId = RequestId(9);
+    const UID: Uid = Uid::new(1_000);
+    const PROCESS: ProcessId = ProcessId::new(3);
+    const TO: Recipient =
+        Recipient { request: REQUEST, session: SessionId::new(2), uid: UID, process: PROCESS };
+
+    fn made() -> (Segments, Arc<Tickets>) {
+        let tickets = Arc::new(Tickets::default());
+        let mut segments = Segments::new(tickets.clone());
+        segments.order(SEGMENT, LeaseId::new(1), DeviceId::new(0), mib(2));
+        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        (segments, tickets)
+    }
+
+    fn offered() -> (Segments, Arc<Tickets>, Ticket) {
+        let (mut segments, tickets) = made();
+        let Access::Ticket(ticket) = segments.offer(SEGMENT, TO) else { panic!("a ticket") };
+        (segments, tickets, ticket)
+    }
+
+    #[test]
+    fn an_offer_lasts_until_it_is_acknowledged() {
+        let (mut segments, tickets, ticket) = offered();
+        assert_eq!((segments.offered(UID), segments.answer_to(REQUEST)), (1, Some(SEGMENT)));
+        assert_eq!(segments.session_of(SEGMENT), Some(TO.session));
+        assert!(tickets.claim(ticket, PROCESS).is_some());
+        assert_eq!(segments.acknowledged(SEGMENT), Some(REQUEST));
+        assert_eq!((segments.offered(UID), segments.answer_to(REQUEST)), (0, None));
+        assert_eq!((segments.session_of(SEGMENT), segments.is_out(SEGMENT)), (None, true));
+        assert_eq!(segments.acknowledged(SEGMENT), None, "once");
+    }
+
+    #[test]
+    fn a_reclaimed_segment_has_no_ticket_any_more() {
+        let (mut segments, tickets, ticket) = offered();
+        assert_eq!(segments.reclaim(SEGMENT), Some(REQUEST));
+        assert!(tickets.claim(ticket, PROCESS).is_none());
+        assert_eq!((segments.offered(UID), segments.is_out(SEGMENT)), (0, false));
+        segments.forget(SEGMENT);
+        assert!(segments.get(SEGMENT).is_none());
+    }
+
+    #[test]
+    fn descriptors_that_nobody_wants_any_more_are_closed() {
+        let tickets = Arc::new(Tickets::default());
+        let mut segments = Segments::new(tickets);
+        segments.order(SEGMENT, LeaseId::new(1), DeviceId::new(0), mib(2));
+        segments.reclaim(SEGMENT);
+        let (near, far) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        segments.made(SEGMENT, Handover::Descriptors(vec![(near.into(), mib(2))]));
+        far.set_nonblocking(true).expect("set");
+        let read = std::io::Read::read(&mut &far, &mut [0]);
+        assert!(matches!(read, Ok(0)), "the other end is closed: {read:?}");
+    }
+}

@@ -245,3 +245,27 @@ pub(super) fn event(entry: &Entry) -> v1::EventMessage {
 pub(super) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn accounts_are_shown_by_their_users_names() {
+        let names = Arc::new(Names::new());
+        names.prepare([Uid::new(0)]).await;
+        for (path, text) in [
+            ("host", "host"),
+            ("group.nlp", "group.nlp"),
+            ("user.0", "user.root"),
+            ("user.0/job.a/b", "user.root/job.a/b"),
+            ("user.4000000001/job.x", "user.4000000001/job.x"),
+            ("user.x", "user.x"),
+        ] {
+            assert_eq!(account_path(path, &names), text);
+        }
+        let denial = Denial::TooMany { what: "leases", account: "user.0".into(), max: 3 };
+        assert!(denied(&denial.into(), &names).message.starts_with("user.root may have at most 3 leases"));
+    }
+}
