@@ -2,6 +2,7 @@
 
 mod devices;
 mod lifecycle;
+mod log;
 mod report;
 
 use std::collections::BTreeSet;

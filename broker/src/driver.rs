@@ -285,7 +285,8 @@ impl Drop for Driver {
     /// A broken invariant ends the daemon, with what did it in the log: half a broker would grant what it cannot prove.
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!(event = ?self.current, "an invariant is broken; the broker ends");
+            // Not through the log, which is written by another thread that ends with this process.
+            eprintln!("ERROR an invariant is broken by {:?}; the broker ends", self.current);
             std::process::abort();
         }
     }

@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Standing, StartError, runtime, serve};
 use crate::driver::Desk;
-use crate::settings::{Arguments, Log, LogFormat, Settings, Work};
+use crate::settings::{Arguments, Settings, Work};
 
 /// Bad configuration, as `sysexits.h` numbers it.
 const BAD_CONFIGURATION: u8 = 78;
@@ -39,10 +39,11 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(settings: Settings) -> Result<(), StartError> {
-    start_log(&settings.log)?;
+    let log = super::log::start(&settings.log)?;
     let runtime = runtime()?;
     let outcome = runtime.block_on(supervise(settings));
     runtime.shutdown_timeout(Duration::from_millis(100));
+    log.flush();
     outcome
 }
 
@@ -93,20 +94,4 @@ fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "the service manager could not be told");
     }
-}
-
-fn start_log(log: &Log) -> Result<(), StartError> {
-    use tracing_subscriber::EnvFilter;
-    let level = log.level.as_deref().unwrap_or("info");
-    let filter = EnvFilter::try_new(level).map_err(|error| {
-        crate::settings::BadSetting(format!(
-            "{level:?} is no log level: {error}; write error, warn, info or debug"
-        ))
-    })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match log.format {
-        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => builder.json().init(),
-    }
-    Ok(())
 }

@@ -157,15 +157,12 @@ impl Driver {
 
     /// A segment whose answer reached nobody goes back.
     pub(super) fn free_undelivered(&mut self, segment: SegmentId) {
-        let event = self.undelivered(segment);
-        event.into_iter().for_each(|event| self.step(event));
-    }
-
-    pub(super) fn undelivered(&mut self, segment: SegmentId) -> Option<Event> {
-        let lease = self.segments.get(segment)?.lease;
-        let session = self.segments.session_of(segment)?;
-        let request = self.desk.next_request();
-        self.requests.insert(request, Pending::Unheard);
-        Some(Event::Free { request, session, lease, segment })
+        let lease = self.segments.get(segment).map(|known| known.lease);
+        let session = self.segments.session_of(segment);
+        if let (Some(lease), Some(session)) = (lease, session) {
+            let request = self.desk.next_request();
+            self.requests.insert(request, Pending::Unheard);
+            self.step(Event::Free { request, session, lease, segment });
+        }
     }
 }

@@ -144,10 +144,8 @@ impl Driver {
         if matches!(access, Access::CudaIpc(_)) {
             self.backlog.push_back(Event::Claimed { segment });
         }
-        if reply.send(Ok(Segment { segment, bytes, access })).is_err() {
-            let event = self.undelivered(segment);
-            self.backlog.extend(event);
-        }
+        // Where the caller left, his leaving is told, and the segment goes back then.
+        drop(reply.send(Ok(Segment { segment, bytes, access })));
     }
 
     fn notify(&mut self, now: Time, session: SessionId, notice: Notice) {

@@ -13,7 +13,7 @@ use gpulease_proto::v1::observer_client::ObserverClient;
 use gpulease_words::Bytes;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
-    SocketAddrUnix, SocketType,
+    SocketAddrUnix, SocketFlags, SocketType,
 };
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
@@ -157,7 +157,8 @@ impl Client {
 }
 
 pub(crate) fn connect_stream(path: &Path) -> Option<OwnedFd> {
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).ok()?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
     Some(socket)
 }
@@ -166,7 +167,9 @@ pub(crate) struct Handoff(OwnedFd);
 
 impl Handoff {
     pub(crate) fn connect(directory: &Path) -> Self {
-        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a socket");
         let address = SocketAddrUnix::new(directory.join("handoff.sock")).expect("an address");
         rustix::net::connect(&socket, &address).expect("a server");
         Self(socket)
