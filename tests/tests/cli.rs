@@ -130,7 +130,10 @@ fn until_empty(daemon: &Daemon) {
 struct Running {
     child: Child,
     lines: mpsc::Receiver<String>,
+    /// All that was said, for the message of a failure.
     heard: Vec<String>,
+    /// What no test has heard for.
+    waiting: Vec<String>,
 }
 
 impl Running {
@@ -144,21 +147,21 @@ impl Running {
         let (tell, lines) = mpsc::channel();
         follow(child.stdout.take().expect("it is piped"), tell.clone());
         follow(child.stderr.take().expect("it is piped"), tell);
-        Self { child, lines, heard: Vec::new() }
+        Self { child, lines, heard: Vec::new(), waiting: Vec::new() }
     }
 
-    /// The next line that has this word.
+    /// A line that has this word and was not heard for yet; what comes over two pipes comes in any order.
     #[track_caller]
     fn hear(&mut self, word: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
+            if let Some(at) = self.waiting.iter().position(|line| line.contains(word)) {
+                return self.waiting.remove(at);
+            }
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.heard.push(line.clone());
-                    if line.contains(word) {
-                        return line;
-                    }
+                    self.waiting.push(line);
                 }
                 Err(_) => panic!("it never said {word:?}: {:#?}", self.heard),
             }

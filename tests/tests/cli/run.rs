@@ -240,11 +240,11 @@ fn a_program_that_uses_no_leased_memory_is_spoken_of_once() {
     assert_eq!(idle.end(), 0);
 
     let worker = programs::program("lease-worker").into_os_string();
-    let arguments = ["run", "-m", "8MiB", "--unused-after", "300ms", "--"].map(Into::into);
+    let arguments = ["run", "-m", "8MiB", "--unused-after", "3s", "--"].map(Into::into);
     let mut busy = Running::start(&daemon, arguments.into_iter().chain([worker]));
     busy.hear(" MiB of L");
     // The time of the check passes while somebody else's lease comes and goes.
-    expect(&line(&daemon, "run -q -m 8MiB -- sleep 0.6"), 0, &[]);
+    expect(&line(&daemon, "run -q -m 8MiB -- sleep 3.3"), 0, &[]);
     busy.close_input();
     assert_eq!(busy.end(), 0);
     assert!(
