@@ -52,6 +52,20 @@ impl Proc {
         Duration::from_millis((user + system) * 10)
     }
 
+    /// The time that its living threads have run, to the nanosecond.
+    ///
+    /// # Panics
+    /// Where the process is gone.
+    #[must_use]
+    pub fn run_time(self) -> Duration {
+        let threads = fs::read_dir(self.place("task")).expect("the process lives");
+        let ran = threads.flatten().filter_map(|thread| {
+            let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse::<u64>().ok()
+        });
+        Duration::from_nanos(ran.sum())
+    }
+
     /// The memory it has in use.
     ///
     /// # Panics

@@ -6,4 +6,5 @@ mod holding;
 mod hostile;
 mod isolation;
 mod kill_matrix;
+mod load;
 mod restart;

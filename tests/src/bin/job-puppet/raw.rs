@@ -22,6 +22,7 @@ pub(crate) struct Raw {
     asks: BTreeMap<String, (Update, Streaming<v1::AcquireUpdate>)>,
     leases: BTreeMap<String, v1::Granted>,
     segments: BTreeMap<String, Segment>,
+    crowd: Vec<Wire>,
     names: u64,
 }
 
@@ -45,6 +46,11 @@ impl Raw {
                 let chunks = &self.segments.get(*name).ok_or("no such segment")?.chunks;
                 let (descriptor, _) = chunks.first().ok_or("it has no descriptor")?;
                 Ok((String::new(), Some(descriptor.try_clone()?)))
+            }
+            // Opens so many sessions, each with so many leases, and keeps them.
+            ["crowd", sessions, leases, size] => {
+                let said = self.crowd(sessions.parse()?, leases.parse()?, bytes(size)?).await?;
+                Ok((said.to_string(), None))
             }
             // Connects, and gives the connection away.
             ["socket"] => {
@@ -208,6 +214,21 @@ impl Raw {
         };
         self.segments.insert(name.to_owned(), segment);
         Ok(allocated.segment_id.to_string())
+    }
+
+    async fn crowd(&mut self, sessions: u32, leases: u64, size: Bytes) -> Result<u64, Box<dyn Error>> {
+        let mut granted_leases = 0;
+        for _ in 0..sessions {
+            let mut wire = Wire::connect(&socket()?).await?;
+            wire.open().await?;
+            for name in 1..=leases {
+                let (first, mut updates) = wire.acquire(wire.ask(name, size, size)).await?;
+                granted(first, &mut updates).await?;
+                granted_leases += 1;
+            }
+            self.crowd.push(wire);
+        }
+        Ok(granted_leases)
     }
 
     fn wire(&self) -> Result<&Wire, Box<dyn Error>> {

@@ -1,0 +1,122 @@
+//! The naive model: what the rules say of a history.
+//!
+//! It keeps facts and no sums. Every figure is added up from the facts each time it is wanted,
+//! every order is sorted anew, and nothing is taken from the arbiter but its ids and the devices
+//! it binds a barrier to. [`Model::hear`] takes an event in and settles what must be answered;
+//! [`Model::see`] judges one effect; [`Model::settle`] compares the whole state once the effects
+//! are drained.
+
+mod allocations;
+mod demands;
+mod facts;
+mod fates;
+mod grants;
+mod hear;
+mod ledger;
+mod line;
+mod see;
+mod settle;
+mod verdicts;
+mod views;
+
+use std::collections::BTreeMap;
+
+use gpulease_arbiter::{Budgets, DeviceSpec, Policy, RequestId, Time};
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId};
+
+pub(super) use facts::{
+    Aim, AskFact, DeviceFact, LeaseFact, Node, ProcessFact, RecallFact, RequestFact, SegmentFact,
+    SegmentState, SessionFact, Standing, Verdict,
+};
+
+/// A rule that was broken, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken(pub(super) String);
+
+/// Fails with a sentence unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($words:tt)+) => {
+        if !$condition {
+            return Err($crate::sim::model::Broken(format!($($words)+)));
+        }
+    };
+}
+pub(super) use ensure;
+
+/// The history and the rules.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) now: Time,
+    pub(super) policy: Policy,
+    pub(super) budgets: Budgets,
+    pub(super) devices: Vec<DeviceFact>,
+    pub(super) processes: BTreeMap<ProcessId, ProcessFact>,
+    pub(super) sessions: BTreeMap<SessionId, SessionFact>,
+    /// In the order in which they came.
+    pub(super) asks: Vec<AskFact>,
+    pub(super) leases: BTreeMap<LeaseId, LeaseFact>,
+    pub(super) segments: BTreeMap<SegmentId, SegmentFact>,
+    pub(super) requests: BTreeMap<RequestId, RequestFact>,
+    /// The lease that is charged for a process's context on a device.
+    pub(super) contexts: BTreeMap<(ProcessId, DeviceId), LeaseId>,
+    /// Devices that barriers are bound to by now; when in the course of the effects, nobody says.
+    pub(super) rebound: BTreeMap<usize, Vec<DeviceId>>,
+    /// Where new leases are, as the arbiter shows it, for a sentence.
+    pub(super) shown: BTreeMap<LeaseId, Vec<DeviceId>>,
+    /// What was measured of those contexts.
+    pub(super) measured: BTreeMap<(ProcessId, DeviceId), Bytes>,
+}
+
+impl Model {
+    pub(super) fn new(policy: Policy, budgets: Budgets, devices: &[DeviceSpec]) -> Self {
+        let device = |spec: &DeviceSpec| DeviceFact {
+            id: spec.id,
+            capacity: spec.capacity,
+            estimate: spec.overhead_estimate,
+            off_book: None,
+            lost: false,
+        };
+        Self {
+            now: Time::START,
+            policy,
+            budgets,
+            devices: devices.iter().map(device).collect(),
+            processes: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            asks: Vec::new(),
+            leases: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            contexts: BTreeMap::new(),
+            rebound: BTreeMap::new(),
+            shown: BTreeMap::new(),
+            measured: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn device(&self, id: DeviceId) -> Option<&DeviceFact> {
+        self.devices.iter().find(|device| device.id == id)
+    }
+
+    pub(super) fn open_session(&self, id: SessionId) -> Option<&SessionFact> {
+        self.sessions.get(&id).filter(|session| session.open)
+    }
+
+    /// Leases that have not gone.
+    pub(super) fn standing_leases(&self) -> impl Iterator<Item = (LeaseId, &LeaseFact)> {
+        self.leases.iter().filter(|(_, lease)| !lease.gone).map(|(id, lease)| (*id, lease))
+    }
+
+    /// Segments of a lease whose bytes were not credited.
+    pub(super) fn segments_of(&self, lease: LeaseId) -> impl Iterator<Item = (SegmentId, &SegmentFact)> {
+        let its = move |(_, segment): &(&SegmentId, &SegmentFact)| {
+            segment.lease == lease && segment.state != SegmentState::Gone
+        };
+        self.segments.iter().filter(its).map(|(id, segment)| (*id, segment))
+    }
+
+    /// Asks that stand in the line, in the order in which they came.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (usize, &AskFact)> {
+        self.asks.iter().enumerate().filter(|(_, ask)| ask.standing == Standing::Waiting)
+    }
+}

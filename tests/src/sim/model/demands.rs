@@ -1,0 +1,102 @@
+//! What takes room at once or not at all: larger reserves, and contexts of new members.
+
+use std::collections::BTreeMap;
+
+use gpulease_arbiter::{Peer, Place};
+use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SessionId};
+
+use super::ledger::add;
+use super::{LeaseFact, Model, Verdict};
+
+impl Model {
+    pub(super) fn judge_resize(
+        &mut self,
+        session: SessionId,
+        id: LeaseId,
+        reserve: Bytes,
+        limit: Bytes,
+    ) -> Verdict {
+        let lease = match self.visible(session, id) {
+            Ok(lease) if lease.owner == session => lease.clone(),
+            Ok(_) => return Verdict::No(vec![Reason::NoSuchLease]),
+            Err(no) => return no,
+        };
+        if lease.ended {
+            return Verdict::No(vec![Reason::Ending]);
+        }
+        let sane = !reserve.is_zero() && reserve.is_granular() && limit >= reserve;
+        if !sane {
+            return Verdict::No(vec![Reason::Malformed]);
+        }
+        let mut after = self.clone();
+        let fact = after.leases.get_mut(&id).expect("it stands");
+        (fact.reserve, fact.limit) = (reserve, limit);
+        after.waits_within_reserve_again(id);
+        let more = |device: &DeviceId| {
+            let (new, old) = (after.charge_on(id, *device).total(), self.charge_on(id, *device).total());
+            (*device, new.saturating_sub(old))
+        };
+        let takes: BTreeMap<DeviceId, Bytes> = lease.devices.iter().map(more).collect();
+        let more = takes.values().any(|bytes| !bytes.is_zero());
+        if more && reserve > lease.reserve && self.is_overdue(id) {
+            return Verdict::No(vec![Reason::Overdue]);
+        }
+        if !self.room_for(&lease, &takes) {
+            return Verdict::No(vec![
+                Reason::NoRoom,
+                Reason::OverBudget,
+                Reason::BehindOthers,
+                Reason::TooLarge,
+                Reason::DeviceLost,
+            ]);
+        }
+        *self = after;
+        Verdict::Yes
+    }
+
+    /// Whether the devices and the accounts have so much for one that is no barrier.
+    fn room_for(&self, lease: &LeaseFact, takes: &BTreeMap<DeviceId, Bytes>) -> bool {
+        let tally = self.tally();
+        let kept = self.kept(&tally, |_| true);
+        let all = takes.values().fold(Bytes::ZERO, |sum, bytes| add(sum, *bytes));
+        let fits = takes
+            .iter()
+            .all(|(device, bytes)| bytes.is_zero() || *bytes <= self.room(&tally, &kept, *device));
+        let path = self.path_of_lease(lease);
+        fits && (all.is_zero() || path.iter().all(|node| self.bytes_pass(&tally, &kept, node, all)))
+    }
+
+    /// Where an admitted process takes over what is set aside for the caller's context: on devices
+    /// where this lease is charged for that, nobody has seen it, and it has none of its own.
+    pub(super) fn given(
+        &self,
+        caller: SessionId,
+        lease: LeaseId,
+        peer: &Peer,
+        place: Place,
+    ) -> Vec<DeviceId> {
+        let caller = self.sessions[&caller].peer.process;
+        let moves = |device: &DeviceId| {
+            self.contexts.get(&(caller, *device)) == Some(&lease)
+                && !self.measured.contains_key(&(caller, *device))
+                && !self.contexts.contains_key(&(peer.process, *device))
+        };
+        let all = self.devices.iter().map(|fact| fact.id);
+        if place == Place::Callers { all.filter(moves).collect() } else { Vec::new() }
+    }
+
+    /// Whether there is room for the contexts of a new member.
+    pub(super) fn judge_context(&self, peer: &Peer, lease: &LeaseFact, given: &[DeviceId]) -> Verdict {
+        let devices = lease.devices.iter().filter(|device| !given.contains(device));
+        let takes = devices.map(|device| (*device, self.new_context(peer.process, *device)));
+        match self.room_for(lease, &takes.collect()) {
+            true => Verdict::Yes,
+            false => Verdict::No(vec![
+                Reason::NoRoom,
+                Reason::OverBudget,
+                Reason::BehindOthers,
+                Reason::DeviceLost,
+            ]),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Takes an event in: which facts it makes, and what must be answered.
+
+use gpulease_arbiter::{Event, RequestId, Time};
+use gpulease_words::{Bytes, DeviceId, SegmentId, SessionId};
+
+use super::facts::ProcessFact;
+use super::{Model, RequestFact, SegmentState, Standing, Verdict};
+
+/// The request of an event that has one.
+fn request_of(event: &Event) -> Option<RequestId> {
+    match event {
+        Event::Open { request, .. }
+        | Event::Close { request, .. }
+        | Event::Acquire { request, .. }
+        | Event::Withdraw { request, .. }
+        | Event::Join { request, .. }
+        | Event::Admit { request, .. }
+        | Event::Resize { request, .. }
+        | Event::Release { request, .. }
+        | Event::Allocate { request, .. }
+        | Event::Free { request, .. }
+        | Event::Recall { request, .. } => Some(*request),
+        Event::Adrift { .. }
+        | Event::Rejoined { .. }
+        | Event::Died { .. }
+        | Event::Unattended { .. }
+        | Event::Abandoned { .. }
+        | Event::Created { .. }
+        | Event::CreateFailed { .. }
+        | Event::Claimed { .. }
+        | Event::Freed { .. }
+        | Event::Unproven { .. }
+        | Event::OffBook { .. }
+        | Event::Overhead { .. }
+        | Event::DeviceLost { .. } => None,
+    }
+}
+
+impl Model {
+    /// An event was handed to the arbiter; gives the request that it made.
+    pub(in crate::sim) fn hear(&mut self, now: Time, event: &Event) -> Option<RequestId> {
+        self.now = now;
+        if let Event::Open { peer, .. } | Event::Admit { peer, .. } = event {
+            let new = ProcessFact { peer: peer.clone(), alive: true, forgotten: true };
+            self.processes.entry(peer.process).or_insert(new);
+        }
+        if let Some(request) = request_of(event) {
+            let fact =
+                RequestFact { event: event.clone(), verdict: Verdict::No(Vec::new()), answers: 0, queued: 0 };
+            self.requests.insert(request, fact);
+            let verdict = self.verdict(request, event);
+            if let Some(fact) = self.requests.get_mut(&request) {
+                fact.verdict = verdict;
+            }
+            self.drop_overdue_growth();
+            return Some(request);
+        }
+        self.hear_fact(event);
+        self.drop_overdue_growth();
+        None
+    }
+
+    fn hear_fact(&mut self, event: &Event) {
+        match event {
+            Event::Adrift { session } => self.hear_adrift(*session),
+            Event::Rejoined { session } => {
+                if let Some(session) = self.sessions.get_mut(session) {
+                    session.adrift_since = None;
+                }
+            }
+            Event::Died { process } => self.end_process(*process),
+            Event::Unattended { session, ask_name } => self.hear_unattended(*session, *ask_name),
+            Event::Abandoned { request } => self.hear_abandoned(*request),
+            Event::Created { segment } => self.hear_created(*segment),
+            Event::CreateFailed { segment, .. } => self.hear_failed(*segment),
+            Event::Claimed { segment } => self.hear_claimed(*segment),
+            Event::Freed { segment } => self.hear_freed(*segment),
+            Event::Unproven { segment, suspects } => {
+                let fact = self.segments.get_mut(segment).filter(|s| s.state == SegmentState::Draining);
+                if let Some(fact) = fact {
+                    fact.state = SegmentState::Quarantined;
+                    let lease = fact.lease;
+                    self.waits_within_reserve_again(lease);
+                    self.leases.get_mut(&lease).expect("a segment has a lease").suspects.extend(suspects);
+                }
+            }
+            Event::OffBook { device, bytes } => {
+                if let Some(fact) = self.devices.iter_mut().find(|fact| fact.id == *device) {
+                    fact.off_book = bytes.map(|bytes| bytes.min(fact.capacity));
+                }
+            }
+            Event::Overhead { process, device, bytes } => self.hear_overhead(*process, *device, *bytes),
+            Event::DeviceLost { device } => self.hear_lost(*device),
+            Event::Open { .. }
+            | Event::Close { .. }
+            | Event::Acquire { .. }
+            | Event::Withdraw { .. }
+            | Event::Join { .. }
+            | Event::Admit { .. }
+            | Event::Resize { .. }
+            | Event::Release { .. }
+            | Event::Allocate { .. }
+            | Event::Free { .. }
+            | Event::Recall { .. } => unreachable!("it has a request"),
+        }
+    }
+
+    fn hear_adrift(&mut self, session: SessionId) {
+        let now = self.now;
+        if let Some(session) = self.sessions.get_mut(&session).filter(|session| session.open) {
+            session.adrift_since.get_or_insert(now);
+        }
+    }
+
+    /// The latest ask of this name in a session.
+    pub(super) fn named(&self, session: SessionId, name: u64) -> Option<usize> {
+        let of = |ask: &super::AskFact| {
+            ask.session == session && matches!(ask.aim, super::Aim::Lease { name: n, .. } if n == name)
+        };
+        self.asks.iter().rposition(of)
+    }
+
+    fn hear_unattended(&mut self, session: SessionId, name: u64) {
+        let now = self.now;
+        let Some(index) = self.named(session, name).filter(|_| self.open_session(session).is_some()) else {
+            return;
+        };
+        let unused =
+            matches!(self.asks[index].standing, Standing::Granted(lease) if self.is_untouched(lease));
+        let ask = &mut self.asks[index];
+        match ask.standing {
+            Standing::Waiting => {
+                ask.unattended_since = Some(now);
+                if let Some(fact) = ask.request.take().and_then(|request| self.requests.get_mut(&request)) {
+                    fact.verdict = Verdict::Nobody;
+                }
+            }
+            Standing::Granted(_) if unused => {
+                ask.unattended_since = Some(now);
+                ask.request = None;
+            }
+            Standing::Granted(_) | Standing::Made(_) | Standing::OwnDrain | Standing::Left => {}
+        }
+    }
+
+    fn hear_abandoned(&mut self, request: RequestId) {
+        let growth = self.asks.iter().position(|ask| {
+            ask.request == Some(request)
+                && matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
+                && matches!(ask.aim, super::Aim::Growth { .. })
+        });
+        if let Some(index) = growth {
+            self.asks[index].standing = Standing::Left;
+            self.asks[index].request = None;
+        }
+        let made =
+            self.segments.iter_mut().find(|(_, s)| s.request == request && s.state == SegmentState::Creating);
+        let making = made.is_some_and(|(_, segment)| {
+            segment.doomed = true;
+            true
+        });
+        if (growth.is_some() || making)
+            && let Some(fact) = self.requests.get_mut(&request)
+        {
+            fact.verdict = Verdict::Nobody;
+        }
+    }
+
+    fn hear_created(&mut self, id: SegmentId) {
+        let fact = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Creating);
+        if let Some(fact) = fact {
+            fact.state = if fact.doomed { SegmentState::Draining } else { SegmentState::Live };
+        }
+    }
+
+    fn hear_failed(&mut self, id: SegmentId) {
+        let fact = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Creating);
+        if let Some(fact) = fact {
+            fact.state = SegmentState::Gone;
+            let (request, doomed) = (fact.request, fact.doomed);
+            if !doomed {
+                self.must_deny(request, &[gpulease_words::Reason::DeviceRefused]);
+            }
+        }
+    }
+
+    fn hear_claimed(&mut self, id: SegmentId) {
+        let Some(segment) = self.segments.get(&id).filter(|s| s.state == SegmentState::Live) else { return };
+        if let Some(lease) = self.leases.get_mut(&segment.lease) {
+            lease.used = true;
+        }
+    }
+
+    fn hear_freed(&mut self, id: SegmentId) {
+        let fact = self.segments.get_mut(&id);
+        let fact = fact.filter(|s| matches!(s.state, SegmentState::Draining | SegmentState::Quarantined));
+        if let Some(fact) = fact {
+            fact.state = SegmentState::Gone;
+        }
+    }
+
+    fn hear_overhead(&mut self, process: gpulease_words::ProcessId, device: DeviceId, bytes: Bytes) {
+        let known = self.processes.get(&process).is_some_and(|fact| fact.alive && !fact.forgotten);
+        if let Some(fact) = self.device(device).filter(|_| known) {
+            self.measured.insert((process, device), bytes.min(fact.capacity));
+        }
+    }
+
+    fn hear_lost(&mut self, device: DeviceId) {
+        if let Some(fact) = self.devices.iter_mut().find(|fact| fact.id == device) {
+            fact.lost = true;
+        }
+        let hit: Vec<usize> =
+            self.waiting().filter(|(_, ask)| self.can_never_be(ask)).map(|(i, _)| i).collect();
+        hit.into_iter().for_each(|i| self.leave(i, &[]));
+    }
+}

@@ -1,0 +1,399 @@
+//! The line: who is next, who fits, what barriers keep.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpulease_arbiter::{Budget, DeviceWish, Patience, Time};
+use gpulease_words::{Bytes, DeviceId};
+
+use super::ledger::{Tally, add};
+use super::{Aim, AskFact, Model, Node};
+
+/// Accounts without a budget of their own are as this one.
+static UNLIMITED: Budget = Budget { limit: None, weight: std::num::NonZeroU32::MIN, leases_max: None };
+
+/// What barriers keep from those who come after them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kept {
+    /// Of each device.
+    devices: BTreeMap<DeviceId, Bytes>,
+    /// Of each account's limit.
+    bytes: BTreeMap<Node, Bytes>,
+    /// Of each account's number of leases.
+    leases: BTreeMap<Node, u32>,
+    /// Accounts at whose limit one waits: nobody passes.
+    bytes_closed: BTreeSet<Node>,
+    /// The same for the number of leases.
+    leases_closed: BTreeSet<Node>,
+}
+
+impl Model {
+    /// The budget of an account.
+    pub(in crate::sim) fn budget(&self, node: &Node) -> &Budget {
+        let budgets = &self.budgets;
+        match node {
+            Node::Host => &budgets.host,
+            Node::Group(name) => budgets.groups.get(name).unwrap_or(&UNLIMITED),
+            Node::User(uid) => budgets.users.get(uid).unwrap_or(&budgets.default_user),
+            Node::Job(_, name) => {
+                let found = budgets.jobs.iter().find(|(pattern, _)| matches(pattern, name));
+                found.map_or(&budgets.default_job, |(_, budget)| budget)
+            }
+        }
+    }
+
+    /// The most leases an account may have.
+    pub(super) fn leases_max(&self, node: &Node) -> Option<u32> {
+        let policy = match node {
+            Node::Host => Some(self.policy.leases_max),
+            Node::User(_) => Some(self.policy.leases_per_uid),
+            Node::Group(_) | Node::Job(..) => None,
+        };
+        self.budget(node).leases_max.into_iter().chain(policy).min()
+    }
+
+    /// The accounts an ask is charged to, from the host down.
+    pub(in crate::sim) fn path_of(&self, ask: &AskFact) -> Vec<Node> {
+        match &ask.aim {
+            Aim::Lease { terms, .. } => self.path(ask.peer.uid, ask.peer.group.as_deref(), &terms.name),
+            Aim::Growth { lease, .. } => self.path_of_lease(&self.leases[lease]),
+        }
+    }
+
+    pub(in crate::sim) const fn is_barrier(&self, ask: &AskFact) -> bool {
+        ask.risen
+    }
+
+    pub(in crate::sim) fn barrier_at(&self, ask: &AskFact) -> Time {
+        ask.since.plus(self.policy.max_wait)
+    }
+
+    pub(in crate::sim) fn deadline(&self, ask: &AskFact) -> Option<Time> {
+        match ask.patience {
+            Patience::None => Some(ask.since),
+            Patience::AtMost(span) => Some(ask.since.plus(span)),
+            Patience::Endless => None,
+        }
+    }
+
+    /// What an ask takes of a device's room if it is granted there.
+    pub(in crate::sim) fn need(&self, ask: &AskFact, device: DeviceId) -> Bytes {
+        match &ask.aim {
+            Aim::Lease { terms, .. } => add(terms.reserve, self.new_context(ask.peer.process, device)),
+            Aim::Growth { lease, bytes, .. } => self.growth_takes(*lease, device, *bytes),
+        }
+    }
+
+    fn needs(&self, ask: &AskFact, devices: &[DeviceId]) -> Bytes {
+        devices.iter().map(|device| self.need(ask, *device)).sum()
+    }
+
+    /// Whether the context of the asker's process was measured so large since it asked that a limit of
+    /// its accounts could not let the lease in even with nothing else charged: it waits until that changes.
+    pub(in crate::sim) fn is_outgrown(&self, ask: &AskFact) -> bool {
+        let Aim::Lease { terms, .. } = &ask.aim else { return false };
+        let least: Bytes = match &terms.devices {
+            DeviceWish::These(devices) => devices.iter().map(|device| self.need(ask, *device)).sum(),
+            DeviceWish::Any(count) => {
+                let mut needs: Vec<_> = self.devices.iter().map(|fact| self.need(ask, fact.id)).collect();
+                needs.sort();
+                needs.into_iter().take(count.get() as usize).sum()
+            }
+        };
+        self.path_of(ask).iter().any(|node| self.budget(node).limit.is_some_and(|limit| least > limit))
+    }
+
+    /// The asks in the order of the line: barriers by age, then by weighted max-min.
+    pub(in crate::sim) fn order(&self, tally: &Tally) -> Vec<usize> {
+        self.barriers().chain(self.by_shares(tally, &self.fair(), 0)).collect()
+    }
+
+    /// The asks that are no barriers.
+    fn fair(&self) -> Vec<usize> {
+        self.waiting().filter(|(_, ask)| !self.is_barrier(ask)).map(|(i, _)| i).collect()
+    }
+
+    fn barriers(&self) -> impl Iterator<Item = usize> {
+        self.waiting().filter(|(_, ask)| self.is_barrier(ask)).map(|(i, _)| i)
+    }
+
+    /// `asks`, which agree on the first `depth` accounts, in the order of their shares below.
+    fn by_shares(&self, tally: &Tally, asks: &[usize], depth: usize) -> Vec<usize> {
+        let mut children: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
+        for i in asks {
+            if let Some(node) = self.path_of(&self.asks[*i]).get(depth) {
+                children.entry(node.clone()).or_default().push(*i);
+            }
+        }
+        if children.is_empty() {
+            return asks.to_vec();
+        }
+        let mut ranked: Vec<(Node, Vec<usize>)> = children.into_iter().collect();
+        ranked.sort_by(|(a, of_a), (b, of_b)| self.by_share(tally, a, b).then(of_a[0].cmp(&of_b[0])));
+        ranked.iter().flat_map(|(_, asks)| self.by_shares(tally, asks, depth + 1)).collect()
+    }
+
+    /// Which of two accounts has the smaller charged / weight.
+    fn by_share(&self, tally: &Tally, a: &Node, b: &Node) -> Ordering {
+        let scaled = |node: &Node, other: &Node| {
+            let charged = tally.charged.get(node).copied().unwrap_or(Bytes::ZERO);
+            u128::from(charged.get()) * u128::from(self.budget(other).weight.get())
+        };
+        scaled(a, b).cmp(&scaled(b, a))
+    }
+
+    /// What those of the barriers keep that count.
+    pub(super) fn kept(&self, tally: &Tally, counts: impl Fn(usize) -> bool) -> Kept {
+        let mut kept = Kept::default();
+        for index in self.barriers().filter(|i| counts(*i)) {
+            let (ask, devices) = (&self.asks[index], self.barrier_devices(index));
+            if !self.is_hopeless(tally, ask, &devices) && self.climbs(tally, &mut kept, ask, &devices) {
+                for device in &devices {
+                    let there = kept.devices.entry(*device).or_default();
+                    *there = add(*there, self.need(ask, *device));
+                }
+            }
+        }
+        kept
+    }
+
+    /// Whether a device of this barrier could not give what it needs if every lease there ended.
+    fn is_hopeless(&self, tally: &Tally, ask: &AskFact, devices: &[DeviceId]) -> bool {
+        devices.iter().any(|device| self.need(ask, *device) > self.ceiling(tally, *device))
+    }
+
+    fn ceiling(&self, tally: &Tally, device: DeviceId) -> Bytes {
+        let Some(fact) = self.device(device).filter(|fact| !fact.lost) else { return Bytes::ZERO };
+        let stuck = add(tally.devices[&device].quarantined, fact.off_book.unwrap_or(Bytes::ZERO));
+        fact.capacity.saturating_sub(stuck)
+    }
+
+    /// Lets a barrier climb from its job to the host, keeping what it needs at each account;
+    /// `false`: it is parked at one.
+    fn climbs(&self, tally: &Tally, kept: &mut Kept, ask: &AskFact, devices: &[DeviceId]) -> bool {
+        let need = self.needs(ask, devices);
+        let lease = matches!(ask.aim, Aim::Lease { .. });
+        for node in self.path_of(ask).iter().rev() {
+            if lease && !self.lease_passes(tally, kept, node) {
+                kept.leases_closed.insert(node.clone());
+                return false;
+            }
+            *kept.leases.entry(node.clone()).or_default() += u32::from(lease);
+            if !need.is_zero() && !self.bytes_pass(tally, kept, node, need) {
+                kept.bytes_closed.insert(node.clone());
+                return false;
+            }
+            let there = kept.bytes.entry(node.clone()).or_default();
+            *there = add(*there, need);
+        }
+        true
+    }
+
+    pub(super) fn bytes_pass(&self, tally: &Tally, kept: &Kept, node: &Node, need: Bytes) -> bool {
+        let Some(limit) = self.budget(node).limit else { return true };
+        let charged = tally.charged.get(node).copied().unwrap_or(Bytes::ZERO);
+        let taken = add(charged, kept.bytes.get(node).copied().unwrap_or(Bytes::ZERO));
+        !kept.bytes_closed.contains(node) && add(taken, need) <= limit
+    }
+
+    fn lease_passes(&self, tally: &Tally, kept: &Kept, node: &Node) -> bool {
+        let Some(max) = self.leases_max(node) else { return true };
+        let there =
+            tally.leases.get(node).copied().unwrap_or(0) + kept.leases.get(node).copied().unwrap_or(0);
+        !kept.leases_closed.contains(node) && there < max
+    }
+
+    /// Whether each account above can take so much more, and one lease more where it is one.
+    pub(super) fn accounts_allow(&self, tally: &Tally, kept: &Kept, ask: &AskFact, more: Bytes) -> bool {
+        let lease = matches!(ask.aim, Aim::Lease { .. });
+        self.path_of(ask).iter().all(|node| {
+            self.bytes_pass(tally, kept, node, more) && (!lease || self.lease_passes(tally, kept, node))
+        })
+    }
+
+    /// The devices a barrier is bound to or named.
+    fn barrier_devices(&self, index: usize) -> Vec<DeviceId> {
+        let ask = &self.asks[index];
+        match &ask.aim {
+            Aim::Lease { terms, .. } => match &terms.devices {
+                DeviceWish::These(these) => these.iter().copied().collect(),
+                DeviceWish::Any(_) => ask.bound.clone().unwrap_or_default(),
+            },
+            Aim::Growth { device, .. } => vec![*device],
+        }
+    }
+
+    /// The room that is left of a device behind what is kept.
+    pub(super) fn room(&self, tally: &Tally, kept: &Kept, device: DeviceId) -> Bytes {
+        match self.device(device).is_some_and(|fact| !fact.lost) {
+            true => {
+                tally.free[&device].saturating_sub(kept.devices.get(&device).copied().unwrap_or(Bytes::ZERO))
+            }
+            false => Bytes::ZERO,
+        }
+    }
+
+    fn fits(&self, tally: &Tally, kept: &Kept, ask: &AskFact, device: DeviceId) -> bool {
+        let usable = self.device(device).is_some_and(|fact| !fact.lost);
+        usable && self.need(ask, device) <= self.room(tally, kept, device)
+    }
+
+    /// Whether an ask can be granted on these devices behind what is kept.
+    fn passes(&self, tally: &Tally, kept: &Kept, ask: &AskFact, devices: &[DeviceId]) -> bool {
+        let fits = devices.iter().all(|device| self.fits(tally, kept, ask, *device));
+        // What is set aside already is taken from nobody.
+        let free_of_charge = matches!(ask.aim, Aim::Growth { .. }) && self.needs(ask, devices).is_zero();
+        let allowed = free_of_charge || self.accounts_allow(tally, kept, ask, self.needs(ask, devices));
+        fits && !devices.is_empty() && allowed
+    }
+
+    /// Where a barrier can be granted now on the devices it keeps bytes of.
+    fn barrier_placement(&self, tally: &Tally, index: usize) -> Option<Vec<DeviceId>> {
+        let devices = self.barrier_devices(index);
+        let kept = self.kept(tally, |other| other < index);
+        self.passes(tally, &kept, &self.asks[index], &devices).then_some(devices)
+    }
+
+    /// Where an ask that is no barrier can be granted now.
+    fn placement(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
+        let ask = &self.asks[index];
+        let devices = match &ask.aim {
+            Aim::Growth { device, .. } => vec![*device],
+            Aim::Lease { terms, .. } => match &terms.devices {
+                DeviceWish::These(these) => these.iter().copied().collect(),
+                DeviceWish::Any(count) => return self.any_placement(tally, kept, ask, count.get()),
+            },
+        };
+        self.passes(tally, kept, ask, &devices).then_some(devices)
+    }
+
+    /// The devices with most room; where its accounts can't pay for its contexts there, those that
+    /// cost it least.
+    fn any_placement(&self, tally: &Tally, kept: &Kept, ask: &AskFact, count: u32) -> Option<Vec<DeviceId>> {
+        let passing = |devices: Vec<DeviceId>| self.passes(tally, kept, ask, &devices).then_some(devices);
+        let roomiest = self.fitting(tally, kept, ask, count, |_| Bytes::ZERO).and_then(passing);
+        let context = |device| self.new_context(ask.peer.process, device);
+        roomiest.or_else(|| self.fitting(tally, kept, ask, count, context).and_then(passing))
+    }
+
+    /// Where a barrier for any device, whose accounts have room for it where it is bound, can be
+    /// granted behind all others. Where that costs more, the accounts must have this too.
+    fn elsewhere(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
+        let ask = &self.asks[index];
+        let Aim::Lease { terms, .. } = &ask.aim else { return None };
+        let DeviceWish::Any(count) = terms.devices else { return None };
+        let bound = self.barrier_devices(index);
+        let mut before = self.kept(tally, |other| other < index);
+        let collects = !self.is_hopeless(tally, ask, &bound) && self.climbs(tally, &mut before, ask, &bound);
+        if !collects {
+            return None;
+        }
+        let passing = |devices: Vec<DeviceId>| {
+            let more = self.needs(ask, &devices).saturating_sub(self.needs(ask, &bound));
+            let passes = |node: &Node| self.bytes_pass(tally, kept, node, more);
+            (more.is_zero() || self.path_of(ask).iter().all(passes)).then_some(devices)
+        };
+        let roomiest = self.fitting(tally, kept, ask, count.get(), |_| Bytes::ZERO).and_then(passing);
+        let context = |device| self.new_context(ask.peer.process, device);
+        roomiest.or_else(|| self.fitting(tally, kept, ask, count.get(), context).and_then(passing))
+    }
+
+    /// So many of the devices on which the ask fits: those that cost least, then those with most room.
+    fn fitting(
+        &self,
+        tally: &Tally,
+        kept: &Kept,
+        ask: &AskFact,
+        count: u32,
+        cost: impl Fn(DeviceId) -> Bytes,
+    ) -> Option<Vec<DeviceId>> {
+        let mut fitting: Vec<DeviceId> = self.devices.iter().map(|device| device.id).collect();
+        fitting.retain(|device| self.fits(tally, kept, ask, *device));
+        fitting.sort_by_key(|device| {
+            (cost(*device), std::cmp::Reverse(self.room(tally, kept, *device)), *device)
+        });
+        let count = usize::try_from(count).ok().filter(|count| *count <= fitting.len())?;
+        fitting.truncate(count);
+        fitting.sort();
+        Some(fitting)
+    }
+
+    /// What each device has for an ask, for whoever has to find a mistake.
+    pub(super) fn describe_rooms(&self, index: usize) -> String {
+        let (tally, ask) = (self.tally(), &self.asks[index]);
+        let kept = self.kept(&tally, |_| true);
+        let describe = |fact: &super::DeviceFact| {
+            let (room, need) = (self.room(&tally, &kept, fact.id), self.need(ask, fact.id));
+            let (free, ceiling) = (tally.free[&fact.id], self.ceiling(&tally, fact.id));
+            format!("device {}: free {free}, room {room}, need {need}, at most {ceiling}", fact.id)
+        };
+        let rooms = self.devices.iter().map(describe).collect::<Vec<_>>().join("; ");
+        let nodes = self.path_of(ask).into_iter().map(|node| {
+            let charged = tally.charged.get(&node).copied().unwrap_or(Bytes::ZERO);
+            let keeps = kept.bytes.get(&node).copied().unwrap_or(Bytes::ZERO);
+            let closed = kept.bytes_closed.contains(&node) || kept.leases_closed.contains(&node);
+            let limit = self.budget(&node).limit;
+            format!("{}: charged {charged}, kept {keeps}, limit {limit:?}, closed {closed}", node.path())
+        });
+        format!("{rooms}; {}", nodes.collect::<Vec<_>>().join("; "))
+    }
+
+    /// All that wait, with what they need and what there is for them.
+    pub(super) fn describe_all(&self) -> String {
+        let all = self.hoping().map(|(i, ask)| {
+            let barrier = if self.is_barrier(ask) { " barrier" } else { "" };
+            format!(
+                "\n{:?}{barrier} {:?} {:?} bound {:?}: {}",
+                ask.id,
+                ask.standing,
+                ask.aim,
+                ask.bound,
+                self.describe_rooms(i)
+            )
+        });
+        all.collect()
+    }
+
+    /// The first in the line that can be granted now, and where.
+    pub(in crate::sim) fn next(&self) -> Option<(usize, Vec<DeviceId>)> {
+        self.waiting().next()?;
+        let tally = self.tally();
+        let kept = self.kept(&tally, |_| true);
+        let barrier = self.barriers().find_map(|i| Some((i, self.barrier_placement(&tally, i)?)));
+        let by_share = || {
+            let order = self.by_shares(&tally, &self.fair(), 0);
+            order.into_iter().find_map(|i| Some((i, self.placement(&tally, &kept, i)?)))
+        };
+        let roams = || self.barriers().find_map(|i| Some((i, self.elsewhere(&tally, &kept, i)?)));
+        barrier.or_else(roams).or_else(by_share)
+    }
+}
+
+/// Whether a job's name fits a pattern in which `*` stands for any letters.
+pub(in crate::sim) fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            (0..=rest.len()).filter(|at| rest.is_char_boundary(*at)).any(|at| matches(after, &rest[at..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_star_stands_for_any_letters() {
+        for (pattern, name, fits) in [
+            ("a*", "abc", true),
+            ("*c", "abc", true),
+            ("a*b*c", "axxbyc", true),
+            ("a*b*c", "axxcyb", false),
+            ("*", "", true),
+            ("ab", "abc", false),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+    }
+}
