@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gpulease_proto::v1::jobs_client::JobsClient;
@@ -38,6 +39,8 @@ pub(crate) struct Line {
     engine: Engine,
     place: Place,
     channel: Channel,
+    /// Whether it has ever answered as a broker does: what breaks before is no broker that went away.
+    answered: AtomicBool,
 }
 
 impl Observer {
@@ -167,7 +170,7 @@ impl Line {
         let engine = Engine::start(move |done| serve(places, answer, done))?;
         let ended = |_| Error::Thread(io::Error::other("it ended"));
         let (place, channel) = opened.await.map_err(ended)??;
-        Ok(Share::new(Arc::new(Self { engine, place, channel })))
+        Ok(Share::new(Arc::new(Self { engine, place, channel, answered: AtomicBool::new(false) })))
     }
 
     pub(crate) fn channel(&self) -> Channel {
@@ -182,7 +185,10 @@ impl Line {
     ) -> Result<T, Error> {
         self.engine.check()?;
         match self.engine.within(ANSWER_WITHIN, answer).await {
-            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Ok(reply)) => {
+                self.answered.store(true, Ordering::Relaxed);
+                Ok(reply.into_inner())
+            }
             Ok(Err(status)) => Err(self.failure(request, &status)),
             Err(_) => Err(Error::Silent { socket: self.socket(), request, waited: ANSWER_WITHIN }),
         }
@@ -194,6 +200,11 @@ impl Line {
             (Some(reason), _) => Error::Refused(Denied { reason, message: status.message().to_owned() }),
             (None, Code::Unimplemented) => {
                 let why = format!("it has no service for {request}");
+                Error::NotABroker { socket: self.socket(), why }
+            }
+            (None, _)
+                if std::error::Error::source(status).is_some() && !self.answered.load(Ordering::Relaxed) =>
+            {
                 Error::NotABroker { socket: self.socket(), why }
             }
             (None, _) if std::error::Error::source(status).is_some() => {

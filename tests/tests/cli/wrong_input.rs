@@ -48,7 +48,11 @@ enum Impostor {
 
 #[test]
 fn what_is_no_broker_is_69_and_never_a_hang() {
-    for impostor in [Impostor::Babbles, Impostor::HangsUp, Impostor::IsSilent] {
+    for (impostor, sentence) in [
+        (Impostor::Babbles, "is not the job socket of a broker"),
+        (Impostor::HangsUp, "is not the job socket of a broker"),
+        (Impostor::IsSilent, "did not answer"),
+    ] {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("gpulease.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
@@ -67,9 +71,9 @@ fn what_is_no_broker_is_69_and_never_a_hang() {
             }
         });
         let output = finish(command(&socket).arg("status"));
-        expect(&output, 69, &["gpulease.sock"]);
+        expect(&output, 69, &["gpulease.sock", sentence]);
         let output = finish(command(&socket).args(["run", "-m", "8MiB", "--", "true"]));
-        expect(&output, 69, &["gpulease.sock"]);
+        expect(&output, 69, &["gpulease.sock", sentence]);
     }
 }
 
