@@ -1,6 +1,7 @@
 //! `gpulease demo`: jobs that compete on a private broker, and each promise checked.
 
 mod actor;
+mod acts;
 mod cast;
 mod director;
 mod gauge;
