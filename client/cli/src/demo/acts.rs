@@ -4,17 +4,21 @@
 use std::time::{Duration, Instant};
 
 use gpulease_proto::v1;
-use gpulease_words::Bytes;
+use gpulease_words::{Bytes, mib};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Command;
 use super::cast::{Part, Role};
 use super::director::{ACT_WAIT, Act, Director, Stop};
+use super::gauge::Use;
 use super::record::{End, Record};
 
 /// To what share of its first a loss falls before the next act, and before the end.
 const HALF: f64 = 0.5;
 const QUARTER: f64 = 0.25;
+
+/// What a card's driver may keep for itself once processes had memory of it.
+const NOISE_OF_A_CARD: Bytes = mib(32);
 
 /// Between two looks at the state, where nothing is told.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -181,18 +185,15 @@ impl Director<'_> {
         loop {
             let state = self.stage.observer().status().await?;
             let left: Vec<String> = state.devices.iter().filter_map(still_out).collect();
-            let on_devices = self
-                .gauges
-                .uses()
-                .iter()
-                .any(|gauge| gauge.now_above_first().is_some_and(|now| !now.is_zero()));
+            let uses = self.gauges.uses();
+            let on_devices =
+                state.devices.iter().zip(&uses).any(|(device, gauge)| more_than_before(device, *gauge));
             if left.is_empty() && state.leases.is_empty() && state.waiting.is_empty() && !on_devices {
                 return Ok(
                     "no lease, no ask, and nothing held, set aside or draining on any device".to_owned()
                 );
             }
             if Instant::now() > until {
-                let uses = self.gauges.uses();
                 return Err(Stop::Missed(format!(
                     "{} leases are left; {left:?}; the devices say {uses:?}",
                     state.leases.len()
@@ -221,6 +222,13 @@ fn part_words(part: Part) -> String {
 
 fn in_numbers(message: &str) -> bool {
     message.chars().any(|c| c.is_ascii_digit())
+}
+
+/// Whether the device itself says that more is in use than before the first job, where that can only be ours.
+fn more_than_before(device: &v1::DeviceStatus, gauge: Use) -> bool {
+    let is_card = device.info.as_ref().is_some_and(|info| info.kind() == v1::DeviceKind::Cuda);
+    let noise = if is_card { NOISE_OF_A_CARD } else { Bytes::ZERO };
+    device.strangers.is_empty() && gauge.now_above_first().is_some_and(|now| now > noise)
 }
 
 /// What of a device's memory is not back yet, in words.
