@@ -145,10 +145,13 @@ pub(crate) async fn serve(
 ) -> Result<(), StartError> {
     let open_files = raise_open_files();
     let rank = Rank::own();
-    let mut place = Place::take(paths(&settings, rank)?, rank)?;
+    let paths = paths(&settings, rank)?;
+    // A start that fails leaves nothing behind, and one beside a running broker fails before it troubles a card.
+    Place::check(&paths)?;
     let mut opened = devices::open(&settings, open_files)?;
     // Held until the end.
     let _claims: Vec<_> = opened.iter_mut().filter_map(devices::Opened::take_claim).collect();
+    let mut place = Place::take(paths, rank)?;
     let devices = opened.iter().map(|opened| report::device(&opened.facts)).collect();
     let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
     let (farewell, leaving) = watch::channel(());

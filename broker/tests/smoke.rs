@@ -451,3 +451,36 @@ fn a_dead_daemons_sockets_are_replaced() {
     assert!(directory.path().join("gpulease.sock").exists(), "it had no time to remove it");
     daemon(directory.path()).stop();
 }
+
+#[test]
+fn wrong_settings_end_it_with_the_right_code_and_a_sentence() {
+    let directory = directory();
+    let (good, bad) = (directory.path().join("good.toml"), directory.path().join("bad.toml"));
+    std::fs::write(&good, "devices = [\"host:64MiB\"]\n[user.\"*\"]\nlimit = \"50%\"\n").expect("written");
+    std::fs::write(&bad, "devices = [\"host:64MiB\"]\n[user.\"*\"]\nlimt = \"1GiB\"\n").expect("written");
+    let socket = directory.path().join("place/gpulease.sock");
+    let run = |arguments: &[&str]| {
+        // Where it would serve, that is the failure, and has to end.
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_gpuleased")]).args(arguments);
+        let output = command.env("GPULEASE_SOCKET", &socket).output().expect("it runs");
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).expect("text"))
+    };
+    let (good, bad) = (good.to_str().expect("text"), bad.to_str().expect("text"));
+    for (arguments, code, words) in [
+        (&["--config", good, "--check"] as &[_], 0, &["64 MiB", "limit 32 MiB", "hold: none"] as &[_]),
+        (&["--config", bad], 78, &["bad.toml", "line 3", "limt"]),
+        (&["--config", "/nowhere.toml"], 78, &["/nowhere.toml", "cannot be read"]),
+        (&["--config", good, "--capacity", "66MiB"], 78, &["66 MiB", "64 MiB"]),
+        (&["--device", "host:4000TiB"], 78, &["the host has"]),
+        (&["--config", good, "--log", "nonsense=="], 78, &["is no log level"]),
+        (&["--device", "gpu"], 2, &["is no device"]),
+        (&["--hold", "all"], 2, &["--hold"]),
+    ] {
+        let (got, text) = run(arguments);
+        assert_eq!(got, Some(code), "{arguments:?}: {text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{arguments:?}: {text}");
+    }
+    assert!(!directory.path().join("place").exists(), "nothing was made");
+}
