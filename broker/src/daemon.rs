@@ -32,8 +32,9 @@ use devices::Opened;
 /// Hand-over connections: each lives for one claim.
 const HANDOVERS: Bounds = Bounds { connections: 4_096, per_uid: 1_024 };
 
-/// Threads of the runtime: the driver, and the encoding of large states beside it.
-const WORKERS: usize = 4;
+/// Threads of the runtime. What is asked goes from its connection to the driver and back: between threads each of
+/// these hops costs more than the decision itself. What takes longer is done beside, by `spawn_blocking`.
+const WORKERS: usize = 1;
 
 /// How long the first look at the cards may take; it takes a tenth of a second.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
@@ -128,7 +129,7 @@ pub(crate) struct Standing {
     pub(crate) desk: Desk,
 }
 
-/// The runtime of a daemon: few threads, since nothing on it takes long.
+/// The runtime of a daemon.
 pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)

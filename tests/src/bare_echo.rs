@@ -37,7 +37,8 @@ pub fn serve(folder: &Path) -> io::Result<()> {
     bind(&handoff, &SocketAddrUnix::new(folder.join("handoff.sock"))?)?;
     listen(&handoff, 64)?;
     std::thread::spawn(move || hand_over(&handoff));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // As the broker has it.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let incoming = UnixListenerStream::new(UnixListener::bind(folder.join("gpulease.sock"))?);
         println!("ready");

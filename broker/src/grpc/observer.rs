@@ -20,6 +20,10 @@ use crate::event_log::From;
 const STATES_AHEAD: usize = 1;
 const EVENTS_AHEAD: usize = 64;
 
+/// A state of fewer leases and asks is told within a fraction of a millisecond; a larger one is made where it delays
+/// no grant.
+const LARGE: usize = 256;
+
 type Out<T> = mpsc::Sender<Result<T, Status>>;
 
 #[tonic::async_trait]
@@ -29,7 +33,7 @@ impl Observer for Services {
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
         let (view, now) = self.desk.look().await.map_err(|refusal| status(&refusal))?;
-        Ok(Response::new(self.state(&view, now).await))
+        Ok(Response::new(self.state(&view, now).await?))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -60,9 +64,17 @@ impl Observer for Services {
 }
 
 impl Services {
-    async fn state(&self, view: &Arc<View>, now: Time) -> v1::StatusReply {
+    async fn state(&self, view: &Arc<View>, now: Time) -> Result<v1::StatusReply, Status> {
         self.names.prepare(users_of(view)).await;
-        encode::status(view, now, &self.about, &self.names)
+        let encode = {
+            let (services, view) = (self.clone(), view.clone());
+            move || encode::status(&view, now, &services.about, &services.names)
+        };
+        if view.snapshot.leases.len() + view.snapshot.waiting.len() < LARGE {
+            return Ok(encode());
+        }
+        // Only a runtime that ends cancels it.
+        tokio::task::spawn_blocking(encode).await.map_err(|_| status(&Refusal::Stopping))
     }
 
     fn reason(
@@ -90,7 +102,7 @@ impl Services {
             return;
         };
         let mut shown = view.snapshot.generation;
-        let mut sent = out.send(Ok(self.state(&view, now).await)).await;
+        let mut sent = out.send(self.state(&view, now).await).await;
         while sent.is_ok() {
             let view = tokio::select! {
                 changed = views.changed() => match changed {
@@ -104,7 +116,7 @@ impl Services {
                 continue;
             }
             shown = view.snapshot.generation;
-            sent = out.send(Ok(self.state(&view, view.snapshot.at).await)).await;
+            sent = out.send(self.state(&view, view.snapshot.at).await).await;
         }
     }
 
