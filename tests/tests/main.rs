@@ -6,6 +6,7 @@ mod conformance;
 mod cuda;
 mod cuda_standin;
 mod examples;
+mod field_cases;
 mod gpu;
 mod layers;
 mod process;

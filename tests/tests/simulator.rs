@@ -9,8 +9,8 @@ use std::thread;
 
 use gpulease_tests::sim::{self, Coverage, Mutant, SEED, SEEDS};
 
-/// Seed 1295 is an open finding (a lease is overdue and nobody was told); until it is settled the run ends before it.
-const SEEDS_BY_DEFAULT: u64 = 1_200;
+/// The issue asks for 2,000; these take seconds.
+const SEEDS_BY_DEFAULT: u64 = 2_000;
 /// A mutant that shows in fewer than one seed of so many is not caught.
 const SEEDS_FOR_A_MUTANT: u64 = 300;
 

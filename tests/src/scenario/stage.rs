@@ -62,12 +62,16 @@ impl Stage {
         line.done().map(|()| said)
     }
 
-    /// `repeat 63 open user{n}`: the command so many times, with `{n}` counting from 1.
+    /// `repeat 1..64 open user{n}`: the command for each number, in place of `{n}`.
     fn repeat(&mut self, mut line: Line) -> Result<Vec<String>, String> {
-        let times: u32 = line.id("how often")?;
+        let range = line.word("a range like 1..64")?;
+        let (first, last) =
+            range.split_once("..").ok_or_else(|| format!("{range:?} is no range like 1..64"))?;
+        let number = |text: &str| text.parse::<u32>().map_err(|e| format!("{text:?}: {e}"));
+        let (first, last) = (number(first)?, number(last)?);
         let command = line.rest();
         let mut said = Vec::new();
-        for n in 1..=times {
+        for n in first..=last {
             said.extend(self.run(&command.replace("{n}", &n.to_string()))?);
         }
         Ok(said)

@@ -4,7 +4,7 @@ use gpulease_arbiter::{Event, Peer, RequestId};
 use gpulease_words::{LeaseId, ProcessId, SegmentId, SessionId};
 
 use super::dice::Dice;
-use super::model::{Aim, Model, SegmentState, Standing};
+use super::model::{Aim, Model, SegmentFact, SegmentState, Standing};
 use super::wish;
 
 /// What kind of client it is.
@@ -76,9 +76,9 @@ impl Temper {
     /// How often it takes each step.
     fn steps(self) -> Vec<(u64, Step)> {
         let all = match self {
-            Self::Good => [8, 1, 1, 8, 9, 4, 1, 1, 2, 2, 3, 4, 14, 1, 9, 2, 4, 0, 0, 1],
+            Self::Good => [8, 1, 1, 8, 9, 4, 1, 1, 2, 2, 3, 4, 14, 3, 9, 2, 4, 0, 0, 1],
             Self::Impatient => [8, 2, 1, 8, 12, 4, 4, 8, 1, 1, 3, 8, 10, 6, 8, 1, 4, 0, 0, 1],
-            Self::Greedy => [6, 0, 1, 8, 14, 4, 1, 1, 3, 3, 6, 1, 22, 1, 3, 2, 1, 0, 0, 1],
+            Self::Greedy => [6, 0, 1, 8, 14, 4, 1, 1, 3, 3, 6, 1, 22, 6, 3, 2, 1, 0, 0, 1],
             Self::Hanging => [6, 0, 2, 1, 6, 0, 3, 0, 2, 1, 1, 0, 8, 0, 0, 2, 0, 0, 0, 0],
             Self::Lying => [6, 2, 2, 4, 6, 4, 2, 2, 4, 3, 4, 2, 8, 2, 6, 2, 1, 20, 1, 1],
             Self::Flooding => [6, 2, 1, 4, 6, 2, 1, 2, 1, 2, 2, 3, 8, 1, 4, 0, 4, 1, 6, 0],
@@ -249,9 +249,14 @@ impl Scene<'_> {
             }
             Step::Allocate => wish::allocate(self, self.lease(dice)?, actor.temper, dice, next),
             Step::Abandon => {
-                let waits = self.model.waiting().filter(|(_, ask)| ask.peer.process == self.me);
-                let growth = waits.filter(|(_, ask)| matches!(ask.aim, Aim::Growth { .. }));
-                let requests: Vec<RequestId> = growth.filter_map(|(_, ask)| ask.request).collect();
+                let making = |fact: &SegmentFact| fact.process == self.me && fact.state == SegmentState::Creating;
+                let made = self.model.segments.values().filter(|fact| making(fact)).map(|fact| fact.request);
+                let mine = self.model.asks.iter().filter(|ask| ask.peer.process == self.me);
+                let hopes = mine.filter(|ask| {
+                    matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
+                        && matches!(ask.aim, Aim::Growth { .. })
+                });
+                let requests: Vec<RequestId> = hopes.filter_map(|ask| ask.request).chain(made).collect();
                 Some(Event::Abandoned { request: *dice.pick(&requests)? })
             }
             Step::Free | Step::MapAlong | Step::Unmap | Step::Lie | Step::Flood | Step::Die => None,

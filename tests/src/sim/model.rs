@@ -7,6 +7,7 @@
 //! are drained.
 
 mod allocations;
+mod asks;
 mod demands;
 mod facts;
 mod fates;
@@ -57,6 +58,9 @@ pub(super) struct Model {
     pub(super) leases: BTreeMap<LeaseId, LeaseFact>,
     pub(super) segments: BTreeMap<SegmentId, SegmentFact>,
     pub(super) requests: BTreeMap<RequestId, RequestFact>,
+    /// What a lease has on a device of its own bytes that just came back, before what is above its
+    /// reserve becomes free: its own waits may take it.
+    pub(super) untrimmed: Option<(LeaseId, DeviceId, Bytes)>,
     /// The lease that is charged for a process's context on a device.
     pub(super) contexts: BTreeMap<(ProcessId, DeviceId), LeaseId>,
     /// Devices that barriers are bound to by now; when in the course of the effects, nobody says.
@@ -87,6 +91,7 @@ impl Model {
             leases: BTreeMap::new(),
             segments: BTreeMap::new(),
             requests: BTreeMap::new(),
+            untrimmed: None,
             contexts: BTreeMap::new(),
             rebound: BTreeMap::new(),
             shown: BTreeMap::new(),

@@ -61,6 +61,10 @@ pub enum Mutant {
     KeepsUnattended,
     /// A holder is not told that his bytes are wanted.
     KeepsRecallsQuiet,
+    /// The end of a lease is not told.
+    KeepsEndsQuiet,
+    /// A lost device is used.
+    UsesLostDevices,
     /// Two grants change places.
     SwapsGrants,
 }
@@ -93,6 +97,8 @@ impl Mutant {
         Self::FreesForOthers,
         Self::KeepsUnattended,
         Self::KeepsRecallsQuiet,
+        Self::KeepsEndsQuiet,
+        Self::UsesLostDevices,
         Self::SwapsGrants,
     ];
 
@@ -131,6 +137,8 @@ impl Mutant {
             | Self::FreesForOthers
             | Self::KeepsUnattended
             | Self::KeepsRecallsQuiet
+            | Self::KeepsEndsQuiet
+            | Self::UsesLostDevices
             | Self::SwapsGrants => {}
         }
     }
@@ -206,6 +214,7 @@ impl Meddler {
             | (Mutant::MissesMeasurements, Event::Overhead { .. })
             | (Mutant::MissesAdrift, Event::Adrift { .. })
             | (Mutant::KeepsUnattended, Event::Unattended { .. })
+            | (Mutant::UsesLostDevices, Event::DeviceLost { .. })
                 if self.now() || self.times > LATER =>
             {
                 Vec::new()
@@ -261,7 +270,8 @@ impl Meddler {
                 | (Mutant::SwallowsDenied, Effect::Denied { .. })
                 | (Mutant::DropsReclaim, Effect::Reclaim { .. })
                     if self.now() => {}
-                (Mutant::KeepsRecallsQuiet, Effect::Notify { notice: Notice::Recall { .. }, .. }) => {}
+                (Mutant::KeepsRecallsQuiet, Effect::Notify { notice: Notice::Recall { .. }, .. })
+                | (Mutant::KeepsEndsQuiet, Effect::Notify { notice: Notice::Ended { .. }, .. }) => {}
                 (Mutant::SaysNothing, Effect::Denied { request, .. }) => {
                     said.push(Effect::Denied { request: *request, denial: Denial::Malformed("no") });
                 }

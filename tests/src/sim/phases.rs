@@ -186,14 +186,13 @@ impl World {
     /// Whatever waits now is granted, or leaves by its own deadline, within the bound, while
     /// newcomers go on asking for small leases.
     fn serve_who_waits(&mut self) -> Check {
-        let old: Vec<usize> = self.model.waiting().map(|(i, _)| i).collect();
+        // One whose context turned out too large for its account waits for its own end.
+        let old: Vec<usize> =
+            self.model.waiting().filter(|(_, ask)| self.model.fits_alone(ask)).map(|(i, _)| i).collect();
         let each = HOLD + SLACK + self.model.policy.unattended_grace;
         let turns = u32::try_from(old.len()).expect("few asks") + 1;
         let until = self.now.plus(self.model.policy.max_wait + each * (turns + 1));
-        let waits = |model: &Model, i: &usize| {
-            model.asks[*i].standing == Standing::Waiting && !model.is_outgrown(&model.asks[*i])
-        };
-        let still = |model: &Model| old.iter().any(|i| waits(model, i));
+        let still = |model: &Model| old.iter().any(|i| model.asks[*i].standing == Standing::Waiting);
         while still(&self.model) {
             self.coverage.case("ticks with old asks waiting");
             let names: Vec<_> = old.iter().map(|i| self.model.asks[*i].id).collect();
@@ -281,13 +280,16 @@ impl World {
                 self.deliver(Event::Rejoined { session })?;
             }
         }
-        if mine(self).is_empty()
-            && self.model.segments.values().any(|s| s.process == me && s.state == SegmentState::Live)
-        {
+        if mine(self).is_empty() && self.maps_something(me) {
             let request = self.request();
             self.deliver(Event::Open { request, peer: actor.peer.clone() })?;
         }
         self.cards_forget_foreign(me);
+        // One that gets no session, for the bounds, gives back by its end.
+        if mine(self).is_empty() && self.maps_something(me) {
+            self.kill(me);
+            return Ok(());
+        }
         let now = self.now;
         for (segment, lease) in (Scene { me, model: &self.model }).segments() {
             let fact = &self.model.leases[&lease];
@@ -296,6 +298,10 @@ impl World {
             }
         }
         self.release_old(me)
+    }
+
+    fn maps_something(&self, me: ProcessId) -> bool {
+        self.model.segments.values().any(|s| s.process == me && s.state == SegmentState::Live)
     }
 
     fn free(&mut self, me: ProcessId, segment: gpulease_words::SegmentId, lease: LeaseId) -> Check {

@@ -32,7 +32,7 @@ pub(super) fn refusal_helps(denial: &Denial) -> Result<(), Broken> {
         "back",
         "withdrawn",
         "only",
-        "must",
+        "again",
     ];
     let sentence = denial.to_string();
     let helps =

@@ -66,8 +66,9 @@ pub(super) fn ask(scene: &Scene<'_>, temper: Temper, dice: &mut Dice, next: Next
         pinning: if dice.one_in(4) { Pinning::Pinned } else { Pinning::Movable },
         guest: dice.one_in(5).then(|| Uid::new(1000 + dice.count(0, 4))),
     };
-    // A small range of names, so that a name comes twice now and then.
-    let ask_name = dice.between(1, 1_000_000);
+    // A name comes twice now and then.
+    let names = if dice.one_in(12) { 3 } else { 1_000_000 };
+    let ask_name = dice.between(1, names);
     Some(Event::Acquire { request: next(), session, ask_name, terms })
 }
 
@@ -85,7 +86,7 @@ pub(super) fn admit(scene: &Scene<'_>, dice: &mut Dice, next: Next<'_>) -> Optio
     let lease = *dice.pick(&leases)?;
     let me = scene.model.sessions.get(&session)?.peer.clone();
     let peer = match dice.below(8) {
-        0 => peer(dice.between(1, 12), dice.count(0, 4)),
+        0 => peer(50_000 + dice.between(1, 12), dice.count(0, 4)),
         _ => {
             let child = 1_000 * me.process.get() + dice.between(1, 3);
             peer(child, me.uid.get() - 1000)

@@ -26,7 +26,8 @@ pub(crate) enum Want {
 /// Where a barrier stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Post {
-    /// Even if every lease ended there would be too little on its devices: it holds nothing back.
+    /// Even if every lease ended there would be too little, on its devices or in an account: it
+    /// holds nothing back.
     Hopeless,
     /// This account has too little room: it holds back room of the accounts below only.
     Parked(NodeId, Resource),

@@ -60,7 +60,7 @@ impl Line {
 
     fn start_climb(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         let hopeless = |(device, need): &(DeviceId, Bytes)| *need > ledger.book(*device).ceiling();
-        if self.get(id).needs().iter().any(hopeless) {
+        if self.get(id).needs().iter().any(hopeless) || self.is_beyond_limits(id, accounts) {
             let of = self.needs_anywhere(self.get(id), ledger).into_iter().filter(hopeless).collect();
             self.get_mut(id).stand(Post::Hopeless);
             return self.piles.despair(id, of);
@@ -68,6 +68,14 @@ impl Line {
         let ask = self.asks.get(&id).expect("it was just there");
         self.piles.hope(id, ask.needs());
         self.climb(id, None, accounts, ledger);
+    }
+
+    /// Whether one of its accounts could not take it even if it had nothing else: its context turned
+    /// out larger than it was when the ask was made. Parked there it would keep that account shut.
+    fn is_beyond_limits(&self, id: AskId, accounts: &Accounts) -> bool {
+        let steps = self.steps(self.get(id), accounts);
+        let limit = |(node, resource): (NodeId, Resource)| accounts.node(node).gate(resource).limit();
+        steps.into_iter().any(|(gate, amount)| limit(gate).is_some_and(|limit| amount > limit))
     }
 
     fn climb(&mut self, id: AskId, after: Option<(NodeId, Resource)>, accounts: &mut Accounts, _: &Ledger) {

@@ -1,15 +1,14 @@
-//! What is due to who asks for a segment, and to what follows.
-#![allow(unused_imports, reason = "the uses of verdicts.rs, of which this is a part")]
+//! What is due to an allocation: within the reserve yes, above it by the rules of the line.
 
-use gpulease_arbiter::{Authority, DeviceWish, Event, Peer, Place, RequestId, Terms};
-use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SegmentId, SessionId, Uid};
+use gpulease_arbiter::{Event, RequestId};
+use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SessionId};
 
 use super::ledger::add;
-use super::{Aim, AskFact, LeaseFact, Model, RecallFact, SegmentState, Standing, Verdict};
+use super::{Aim, AskFact, Model, Standing, Verdict};
 
 impl Model {
     pub(super) fn judge_allocate(&mut self, request: RequestId, event: &Event) -> Verdict {
-        let Event::Allocate { session, lease, device, bytes, patience, guard, .. } = event else {
+        let Event::Allocate { session, lease, device, bytes, kind, patience, guard, .. } = event else {
             unreachable!("it was looked at")
         };
         let (bytes, device, lease) = (*bytes, *device, *lease);
@@ -23,7 +22,7 @@ impl Model {
             id: None,
             session: *session,
             peer: self.sessions[session].peer.clone(),
-            aim: Aim::Growth { lease, device, bytes, guard: *guard },
+            aim: Aim::Growth { lease, device, bytes, kind: *kind, guard: *guard },
             patience: *patience,
             since: self.now,
             request: Some(request),

@@ -31,7 +31,6 @@ impl Model {
         let mut after = self.clone();
         let fact = after.leases.get_mut(&id).expect("it stands");
         (fact.reserve, fact.limit) = (reserve, limit);
-        after.waits_within_reserve_again(id);
         let more = |device: &DeviceId| {
             let (new, old) = (after.charge_on(id, *device).total(), self.charge_on(id, *device).total());
             (*device, new.saturating_sub(old))
@@ -50,7 +49,12 @@ impl Model {
                 Reason::DeviceLost,
             ]);
         }
+        let mut aside = after.set_aside_of(id);
+        for (device, before) in self.set_aside_of(id) {
+            aside.entry(device).and_modify(|bytes| *bytes = before.max(*bytes));
+        }
         *self = after;
+        self.uncovered_waits_are_growth(id, &aside);
         Verdict::Yes
     }
 

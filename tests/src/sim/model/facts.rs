@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpulease_arbiter::{Event, Guard, Patience, Peer, RequestId, Terms, Time};
+use gpulease_arbiter::{Event, Guard, Patience, Peer, RequestId, SegmentKind, Terms, Time};
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, Uid};
 
 /// A device.
@@ -40,7 +40,7 @@ pub(in crate::sim) enum Aim {
     /// A lease.
     Lease { name: u64, terms: Terms },
     /// A segment of a lease.
-    Growth { lease: LeaseId, device: DeviceId, bytes: Bytes, guard: Guard },
+    Growth { lease: LeaseId, device: DeviceId, bytes: Bytes, kind: SegmentKind, guard: Guard },
 }
 
 /// Where an ask stands.
@@ -95,8 +95,8 @@ pub(in crate::sim) struct LeaseFact {
     pub(in crate::sim) used: bool,
     pub(in crate::sim) granted_at: Time,
     pub(in crate::sim) waited: std::time::Duration,
-    /// Its owner heard that another ended it.
-    pub(in crate::sim) told: bool,
+    /// Another ended it, and its owner, who is there, has not been told.
+    pub(in crate::sim) end_untold: bool,
     /// What was asked of it and is not met.
     pub(in crate::sim) recall: Option<RecallFact>,
     /// `Overdue` was said and not made good.
@@ -112,6 +112,8 @@ pub(in crate::sim) struct RecallFact {
     pub(in crate::sim) missed: bool,
     /// What may still be held on each device that bytes were asked of.
     pub(in crate::sim) may_hold: BTreeMap<DeviceId, Bytes>,
+    /// Of these the owner, who is there, has not been told.
+    pub(in crate::sim) untold: BTreeSet<DeviceId>,
 }
 
 /// Where a segment stands.

@@ -1,7 +1,9 @@
 //! What ends with what: sessions, processes, leases, segments, waits.
 
+use std::collections::BTreeMap;
+
 use gpulease_arbiter::{RequestId, Time};
-use gpulease_words::{LeaseId, ProcessId, Reason, SegmentId, SessionId};
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
 
 use super::{Aim, Model, SegmentState, Standing, Verdict};
 
@@ -69,7 +71,8 @@ impl Model {
 
     /// The lease is given back: nothing set aside any more, no growth, what is mapped stays charged.
     pub(super) fn end_lease(&mut self, id: LeaseId) {
-        self.leases.get_mut(&id).expect("it stands").ended = true;
+        let lease = self.leases.get_mut(&id).expect("it stands");
+        (lease.ended, lease.recall) = (true, None);
         let waits =
             self.hoping().filter(|(_, ask)| matches!(ask.aim, Aim::Growth { lease, .. } if lease == id));
         waits.map(|(i, _)| i).collect::<Vec<_>>().into_iter().for_each(|i| self.leave(i, &[Reason::Ending]));
@@ -89,20 +92,26 @@ impl Model {
         self.asks.iter().enumerate().filter(hopes)
     }
 
-    /// Allocations that waited for their lease's own bytes and that these can't suffice for any
-    /// more are growth from now on.
-    pub(super) fn waits_within_reserve_again(&mut self, id: LeaseId) {
-        let mine = |ask: &super::AskFact| {
-            ask.standing == Standing::OwnDrain && matches!(ask.aim, Aim::Growth { lease, .. } if lease == id)
-        };
-        let all: Vec<usize> = (0..self.asks.len()).filter(|i| mine(&self.asks[*i])).collect();
-        all.iter().for_each(|i| self.asks[*i].standing = Standing::Waiting);
-        for i in all {
-            let Aim::Growth { lease, device, bytes, .. } = self.asks[i].aim else { continue };
-            if self.is_within_reserve(lease, device, bytes) {
-                self.asks[i].standing = Standing::OwnDrain;
+    /// Allocations that waited for their lease's own bytes and that what is set aside and what drains
+    /// does not suffice for any more are growth from now on, the youngest first.
+    pub(super) fn uncovered_waits_are_growth(&mut self, id: LeaseId, aside: &BTreeMap<DeviceId, Bytes>) {
+        for (device, aside) in aside {
+            let coming = super::ledger::add(*aside, self.charge_on(id, *device).draining);
+            while self.promised(id, *device) > coming {
+                let mine = |ask: &super::AskFact| {
+                    ask.standing == Standing::OwnDrain
+                        && matches!(ask.aim, Aim::Growth { lease, device: on, .. } if lease == id && on == *device)
+                };
+                let youngest = self.asks.iter().rposition(mine).expect("something is promised");
+                self.asks[youngest].standing = Standing::Waiting;
             }
         }
+    }
+
+    /// What a lease has set aside on each of its devices.
+    pub(super) fn set_aside_of(&self, id: LeaseId) -> BTreeMap<DeviceId, Bytes> {
+        let devices = self.leases[&id].devices.iter();
+        devices.map(|device| (*device, self.charge_on(id, *device).set_aside)).collect()
     }
 
     /// A segment that is being made is for nobody any more.
@@ -148,6 +157,8 @@ impl Model {
         let due: Vec<usize> =
             self.waiting().filter(|(_, ask)| self.barrier_at(ask) <= now).map(|(i, _)| i).collect();
         due.into_iter().for_each(|i| self.asks[i].risen = true);
+        let recalls = self.leases.values_mut().filter_map(|lease| lease.recall.as_mut());
+        recalls.for_each(|recall| recall.missed |= recall.deadline <= now);
         self.end_unclaimed(now);
         self.drop_overdue_growth();
     }
@@ -197,8 +208,7 @@ impl Model {
 
     fn recall_is_overdue(&self, id: LeaseId) -> bool {
         let recall = self.leases[&id].recall.as_ref();
-        recall
-            .is_some_and(|recall| (recall.missed || recall.deadline <= self.now) && !self.is_met(id, recall))
+        recall.is_some_and(|recall| recall.missed && !self.is_met(id, recall))
     }
 
     /// Whether enough was given back, proven or not.
@@ -211,10 +221,8 @@ impl Model {
         let ids: Vec<LeaseId> = self.standing_leases().map(|(id, _)| id).collect();
         for id in ids {
             let met = self.leases[&id].recall.as_ref().is_some_and(|recall| self.is_met(id, recall));
-            let (now, lease) = (self.now, self.leases.get_mut(&id).expect("it stands"));
-            match &mut lease.recall {
-                Some(recall) if !met => recall.missed |= recall.deadline <= now,
-                recall => *recall = None,
+            if met {
+                self.leases.get_mut(&id).expect("it stands").recall = None;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Judges what the line gives: grants and segments.
 
-use gpulease_arbiter::{Event, RequestId};
+use gpulease_arbiter::{Event, RequestId, SegmentKind};
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId};
 
 use super::{Aim, Broken, LeaseFact, Model, SegmentFact, SegmentState, Standing, Verdict, ensure};
@@ -57,7 +57,7 @@ impl Model {
             used: false,
             granted_at: now,
             waited: now.since(ask.since),
-            told: false,
+            end_untold: false,
             recall: None,
             overdue: false,
             suspects: std::collections::BTreeSet::new(),
@@ -133,12 +133,21 @@ impl Model {
         lease: LeaseId,
         device: DeviceId,
         bytes: Bytes,
+        kind: SegmentKind,
     ) -> Result<(), Broken> {
         ensure!(!self.segments.contains_key(&segment), "{segment} is made twice");
-        let same = |aim: &Aim| matches!(aim, Aim::Growth { lease: l, device: d, bytes: b, .. } if *l == lease && *d == device && *b == bytes);
+        let same = |aim: &Aim| match aim {
+            Aim::Growth { lease: l, device: d, bytes: b, kind: k, .. } => {
+                (*l, *d, *b, *k) == (lease, device, bytes, kind)
+            }
+            Aim::Lease { .. } => false,
+        };
         let own = self.own_next(lease, device).filter(|i| same(&self.asks[*i].aim));
         let index = match own {
-            Some(index) => index,
+            Some(index) => {
+                self.untrimmed = self.untrimmed.map(|(of, on, aside)| (of, on, aside.saturating_sub(bytes)));
+                index
+            }
             None => {
                 if self.next().is_none_or(|(index, _)| !same(&self.asks[index].aim)) {
                     self.bind();
@@ -184,7 +193,11 @@ impl Model {
         };
         let (index, ask) = self.asks.iter().enumerate().find(waits)?;
         let Aim::Growth { bytes, .. } = ask.aim else { return None };
-        (bytes <= self.charge_on(id, device).set_aside).then_some(index)
+        let aside = match self.untrimmed {
+            Some((of, on, bytes)) if (of, on) == (id, device) => bytes,
+            Some(_) | None => self.charge_on(id, device).set_aside,
+        };
+        (bytes <= aside).then_some(index)
     }
 
     /// The request of a segment that was made is answered.

@@ -1,7 +1,7 @@
 //! Takes an event in: which facts it makes, and what must be answered.
 
 use gpulease_arbiter::{Event, RequestId, Time};
-use gpulease_words::{Bytes, DeviceId, SegmentId, SessionId};
+use gpulease_words::{Bytes, DeviceId, Pid, SegmentId, SessionId};
 
 use super::facts::ProcessFact;
 use super::{Model, RequestFact, SegmentState, Standing, Verdict};
@@ -75,15 +75,7 @@ impl Model {
             Event::CreateFailed { segment, .. } => self.hear_failed(*segment),
             Event::Claimed { segment } => self.hear_claimed(*segment),
             Event::Freed { segment } => self.hear_freed(*segment),
-            Event::Unproven { segment, suspects } => {
-                let fact = self.segments.get_mut(segment).filter(|s| s.state == SegmentState::Draining);
-                if let Some(fact) = fact {
-                    fact.state = SegmentState::Quarantined;
-                    let lease = fact.lease;
-                    self.waits_within_reserve_again(lease);
-                    self.leases.get_mut(&lease).expect("a segment has a lease").suspects.extend(suspects);
-                }
-            }
+            Event::Unproven { segment, suspects } => self.hear_unproven(*segment, suspects),
             Event::OffBook { device, bytes } => {
                 if let Some(fact) = self.devices.iter_mut().find(|fact| fact.id == *device) {
                     fact.off_book = bytes.map(|bytes| bytes.min(fact.capacity));
@@ -154,15 +146,15 @@ impl Model {
             self.asks[index].request = None;
         }
         let made =
-            self.segments.iter_mut().find(|(_, s)| s.request == request && s.state == SegmentState::Creating);
+            self.segments.iter_mut().find(|(_, s)| s.request == request && s.state == SegmentState::Creating && !s.doomed);
         let making = made.is_some_and(|(_, segment)| {
             segment.doomed = true;
             true
         });
-        if (growth.is_some() || making)
-            && let Some(fact) = self.requests.get_mut(&request)
-        {
-            fact.verdict = Verdict::Nobody;
+        if growth.is_some() || making {
+            if let Some(fact) = self.requests.get_mut(&request) {
+                fact.verdict = Verdict::Nobody;
+            }
         }
     }
 
@@ -176,8 +168,8 @@ impl Model {
     fn hear_failed(&mut self, id: SegmentId) {
         let fact = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Creating);
         if let Some(fact) = fact {
-            fact.state = SegmentState::Gone;
             let (request, doomed) = (fact.request, fact.doomed);
+            self.comes_back(id);
             if !doomed {
                 self.must_deny(request, &[gpulease_words::Reason::DeviceRefused]);
             }
@@ -194,9 +186,27 @@ impl Model {
     fn hear_freed(&mut self, id: SegmentId) {
         let fact = self.segments.get_mut(&id);
         let fact = fact.filter(|s| matches!(s.state, SegmentState::Draining | SegmentState::Quarantined));
-        if let Some(fact) = fact {
-            fact.state = SegmentState::Gone;
+        if fact.is_some() {
+            self.comes_back(id);
         }
+    }
+
+    /// The bytes of a segment are its lease's again, or free.
+    fn comes_back(&mut self, id: SegmentId) {
+        let fact = self.segments[&id].clone();
+        let aside = self.charge_on(fact.lease, fact.device).set_aside;
+        self.untrimmed = Some((fact.lease, fact.device, super::ledger::add(aside, fact.bytes)));
+        self.segments.get_mut(&id).expect("it was just there").state = SegmentState::Gone;
+    }
+
+    fn hear_unproven(&mut self, id: SegmentId, suspects: &[Pid]) {
+        let Some(lease) = self.segments.get(&id).filter(|s| s.state == SegmentState::Draining).map(|s| s.lease) else {
+            return;
+        };
+        let aside = self.set_aside_of(lease);
+        self.segments.get_mut(&id).expect("it was just there").state = SegmentState::Quarantined;
+        self.uncovered_waits_are_growth(lease, &aside);
+        self.leases.get_mut(&lease).expect("a segment has a lease").suspects.extend(suspects);
     }
 
     fn hear_overhead(&mut self, process: gpulease_words::ProcessId, device: DeviceId, bytes: Bytes) {

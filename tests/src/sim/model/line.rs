@@ -60,8 +60,14 @@ impl Model {
         }
     }
 
-    pub(in crate::sim) const fn is_barrier(&self, ask: &AskFact) -> bool {
+    /// Whether nothing overtakes an ask. One that takes only what is set aside already is in
+    /// nobody's way.
+    pub(in crate::sim) fn is_barrier(&self, ask: &AskFact) -> bool {
         ask.risen
+            && match ask.aim {
+                Aim::Lease { .. } => true,
+                Aim::Growth { lease, device, bytes, .. } => !self.growth_takes(lease, device, bytes).is_zero(),
+            }
     }
 
     pub(in crate::sim) fn barrier_at(&self, ask: &AskFact) -> Time {
@@ -86,21 +92,6 @@ impl Model {
 
     fn needs(&self, ask: &AskFact, devices: &[DeviceId]) -> Bytes {
         devices.iter().map(|device| self.need(ask, *device)).sum()
-    }
-
-    /// Whether the context of the asker's process was measured so large since it asked that a limit of
-    /// its accounts could not let the lease in even with nothing else charged: it waits until that changes.
-    pub(in crate::sim) fn is_outgrown(&self, ask: &AskFact) -> bool {
-        let Aim::Lease { terms, .. } = &ask.aim else { return false };
-        let least: Bytes = match &terms.devices {
-            DeviceWish::These(devices) => devices.iter().map(|device| self.need(ask, *device)).sum(),
-            DeviceWish::Any(count) => {
-                let mut needs: Vec<_> = self.devices.iter().map(|fact| self.need(ask, fact.id)).collect();
-                needs.sort();
-                needs.into_iter().take(count.get() as usize).sum()
-            }
-        };
-        self.path_of(ask).iter().any(|node| self.budget(node).limit.is_some_and(|limit| least > limit))
     }
 
     /// The asks in the order of the line: barriers by age, then by weighted max-min.
@@ -157,9 +148,13 @@ impl Model {
         kept
     }
 
-    /// Whether a device of this barrier could not give what it needs if every lease there ended.
+    /// Whether a device or an account of this barrier could not give what it needs if every lease
+    /// there ended.
     fn is_hopeless(&self, tally: &Tally, ask: &AskFact, devices: &[DeviceId]) -> bool {
+        let whole = self.needs(ask, devices);
+        let beyond = |node: &Node| self.budget(node).limit.is_some_and(|limit| whole > limit);
         devices.iter().any(|device| self.need(ask, *device) > self.ceiling(tally, *device))
+            || self.path_of(ask).iter().any(beyond)
     }
 
     fn ceiling(&self, tally: &Tally, device: DeviceId) -> Bytes {

@@ -1,7 +1,7 @@
 //! Judges one effect, and takes it in.
 
 use gpulease_arbiter::{Denial, Effect, Event, Notice, Patience, RequestId};
-use gpulease_words::{AskId, Bytes, LeaseId, ProcessId, Reason, SegmentId, SessionId};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
 
 use super::{Aim, Broken, Model, RequestFact, SegmentState, SessionFact, Standing, Verdict, ensure};
 
@@ -21,8 +21,8 @@ impl Model {
             Effect::Resized { request, lease } => self.see_resized(*request, *lease),
             Effect::Released { request, lease, draining } => self.see_released(*request, *lease, *draining),
             Effect::Recalled { request, lease, bytes } => self.see_recalled(*request, *lease, *bytes),
-            Effect::Create { segment, lease, device, bytes, .. } => {
-                self.see_create(*segment, *lease, *device, *bytes)
+            Effect::Create { segment, lease, device, bytes, kind } => {
+                self.see_create(*segment, *lease, *device, *bytes, *kind)
             }
             Effect::Allocated { request, segment, process } => {
                 self.see_allocated(*request, *segment, *process)
@@ -195,12 +195,33 @@ impl Model {
     fn see_recalled(&mut self, request: RequestId, lease: LeaseId, bytes: Bytes) -> Result<(), Broken> {
         let event = self.agreed(request, |e| matches!(e, Event::Recall { .. }))?;
         let Event::Recall { bytes: asked, .. } = event else { return Ok(()) };
-        let fact = &self.leases[&lease];
-        let held = |device| self.charge_on(lease, device).held.saturating_sub(fact.reserve);
-        let surplus: Bytes = fact.devices.iter().map(|device| held(*device)).sum();
-        let due = if asked.is_zero() { surplus } else { asked.min(surplus) };
+        let fact = self.leases[&lease].clone();
+        let mut left = if asked.is_zero() { Bytes::MAX } else { asked };
+        let mut due = Bytes::ZERO;
+        for device in &fact.devices {
+            let held = self.charge_on(lease, *device).held;
+            let here = held.saturating_sub(fact.reserve).min(left);
+            left = left.saturating_sub(here);
+            due = super::ledger::add(due, here);
+            if !here.is_zero() {
+                self.recall_on(lease, *device, held.saturating_sub(here));
+            }
+        }
         ensure!(bytes == due, "{due} of {lease} are to be asked back, not {bytes}");
         Ok(())
+    }
+
+    /// The lease may hold so much on a device; the lower word counts.
+    fn recall_on(&mut self, lease: LeaseId, device: DeviceId, most: Bytes) {
+        let owner = self.open_session(self.leases[&lease].owner);
+        let present = owner.is_some_and(|session| session.adrift_since.is_none());
+        let recall =
+            self.leases.get_mut(&lease).and_then(|fact| fact.recall.as_mut()).expect("it was judged");
+        let may_hold = recall.may_hold.entry(device).or_insert(Bytes::MAX);
+        *may_hold = most.min(*may_hold);
+        if present {
+            recall.untold.insert(device);
+        }
     }
 
     fn see_reclaim(&mut self, id: SegmentId) -> Result<(), Broken> {
@@ -220,6 +241,7 @@ impl Model {
                 let held = self.charge_on(*lease, *device).held;
                 let fact = self.leases.get_mut(lease).expect("it was judged");
                 ensure!(is_member(fact), "{session} is asked for bytes of {lease} of {}", fact.owner);
+                let owner = fact.owner == session;
                 let recall =
                     fact.recall.as_mut().ok_or_else(|| Broken(format!("nobody recalled {lease}")))?;
                 ensure!(
@@ -227,14 +249,17 @@ impl Model {
                     "{lease} is due at {:?}, not {deadline:?}",
                     recall.deadline
                 );
-                ensure!(*bytes <= held, "{bytes} of {lease} are wanted back, and it holds {held}");
-                let most = recall.may_hold.entry(*device).or_insert(Bytes::MAX);
-                *most = held.saturating_sub(*bytes).min(*most);
+                let most = recall.may_hold.get(device).copied().unwrap_or(Bytes::MAX);
+                let due = held.saturating_sub(most);
+                ensure!(*bytes == due, "{due} of {lease} are wanted back on device {device}, not {bytes}");
+                if owner {
+                    recall.untold.remove(device);
+                }
             }
             Notice::Ended { lease, .. } => {
                 let fact = self.leases.get_mut(lease).expect("it was judged");
                 ensure!(fact.ended && is_member(fact), "{session} is told that {lease} ended");
-                fact.told |= fact.owner == session;
+                fact.end_untold &= fact.owner != session;
             }
         }
         Ok(())

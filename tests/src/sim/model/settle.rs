@@ -47,7 +47,9 @@ impl Model {
         self.settle_overdue()?;
         self.compare(after)?;
         self.nothing_is_left_undone()?;
-        self.nobody_is_forgotten()
+        self.nobody_is_forgotten()?;
+        self.untrimmed = None;
+        Ok(())
     }
 
     fn nothing_is_left_undone(&self) -> Result<(), Broken> {
@@ -76,6 +78,14 @@ impl Model {
     fn nobody_is_forgotten(&self) -> Result<(), Broken> {
         for (id, session) in &self.sessions {
             ensure!(session.open || session.gone, "{id} ended and nobody was told");
+        }
+        for (id, lease) in &self.leases {
+            ensure!(!lease.end_untold, "{id} was ended by another and its owner was not told");
+            let untold = lease.recall.as_ref().and_then(|recall| recall.untold.first());
+            ensure!(
+                untold.is_none(),
+                "bytes of {id} are wanted back on device {untold:?}, and its owner was not told"
+            );
         }
         for (id, lease) in self.standing_leases() {
             let left = self.segments_of(id).next().is_some();
