@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpulease_words::{Bytes, DeviceId, Pid, SegmentId};
 
 /// The most chunks a segment has, as many as one hand-over frame takes.
-pub const CHUNKS_MAX: usize = 16;
+pub const CHUNKS_MAX: usize = 240;
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]

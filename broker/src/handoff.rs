@@ -9,7 +9,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_proto::handover::{MAX_CHUNKS, MAX_FRAME, Reply, Request};
+use gpulease_proto::handover::{MAX_CHUNKS, MAX_DESCRIPTORS, MAX_FRAME, Reply, Request};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -146,7 +146,7 @@ impl Visit {
     async fn send(&self, reply: &Reply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let packet = reply.encode();
         let sent = self.socket.async_io(Interest::WRITABLE, |socket| {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !descriptors.is_empty() {
                 let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));

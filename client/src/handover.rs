@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use gpulease_proto::handover::{FrameError, MAX_CHUNKS, MAX_FRAME, Reply, Request, Ticket};
+use gpulease_proto::handover::{FrameError, MAX_DESCRIPTORS, MAX_FRAME, Reply, Request, Ticket};
 use gpulease_words::Bytes;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -160,6 +160,10 @@ impl<'a> Claim<'a> {
         self.say(&connection, Request::Claim(self.ticket))?;
         let (sizes, descriptors) = match self.hear(&connection)? {
             (Reply::Segment(sizes), descriptors) => (sizes, descriptors),
+            (Reply::Movable(sizes), mut descriptors) => {
+                drop(descriptors.pop());
+                (sizes, descriptors)
+            }
             (Reply::Refused(why), _) => return Err(HandOverError::Refused(why)),
             (Reply::Done, _) => return Err(HandOverError::Refused("it sent no segment".to_owned())),
         };
@@ -180,7 +184,7 @@ impl<'a> Claim<'a> {
     /// The next packet. Descriptors that came with it are closed when dropped.
     fn hear(&self, connection: &Connection) -> Result<(Reply, Vec<OwnedFd>), HandOverError> {
         let mut packet = [0_u8; MAX_FRAME + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS + 1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = recvmsg(
             &connection.descriptor,

@@ -129,7 +129,15 @@ impl Keeper {
             Some(Message::Recall(recall)) => self.leases.recalled(self.pass.epoch, &recall),
             Some(Message::LeaseEnded(ended)) => self.leases.ended(self.pass.epoch, ended),
             // A second `opened` or a notice of a newer broker says nothing to act on.
-            Some(Message::Opened(_)) | None => {}
+            Some(
+                Message::Opened(_)
+                | Message::Suspend(_)
+                | Message::SwapOut(_)
+                | Message::SuspendCancelled(_)
+                | Message::SegmentBack(_)
+                | Message::Pinned(_),
+            )
+            | None => {}
         }
     }
 
@@ -193,9 +201,7 @@ async fn open(
     let mut messages = link.jobs().open(request).await?.into_inner();
     match messages.message().await?.and_then(|first| first.message) {
         Some(Message::Opened(opened)) if opened.session.is_some() => Ok((opened, messages)),
-        Some(Message::Opened(_) | Message::Recall(_) | Message::LeaseEnded(_)) | None => {
-            Err(Status::data_loss("its first message opens no session"))
-        }
+        Some(_) | None => Err(Status::data_loss("its first message opens no session")),
     }
 }
 

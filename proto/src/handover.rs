@@ -2,23 +2,28 @@
 //!
 //! The socket is `SOCK_SEQPACKET`, so that each frame is one packet and descriptors belong to
 //! exactly one of them. A client sends [`Request::Claim`]; the broker answers [`Reply::Segment`]
-//! with one descriptor per chunk attached, or [`Reply::Refused`]. A claim can be repeated until
+//! with one descriptor per chunk attached, [`Reply::Movable`] with one more, the segment's host copy,
+//! or [`Reply::Refused`]. A claim can be repeated until
 //! [`Request::Acknowledge`] ends the ticket, so that a client that lost an answer loses nothing.
 //!
 //! ```text
 //! request: magic "GPL1" | kind u8 (1 claim, 2 acknowledge) | ticket [u8; 16]            21 bytes
-//! segment: magic "GPL1" | kind u8 (1) | chunk count u8 | chunk bytes u64 LE ...         up to 6 + 8 x 16
+//! segment: magic "GPL1" | kind u8 (1) | chunk count u8 | chunk bytes u64 LE ...         up to 6 + 8 x 240
+//! movable: magic "GPL1" | kind u8 (4) | as a segment; the last descriptor is the host copy
 //! refused: magic "GPL1" | kind u8 (2) | sentence in UTF-8, at most 200 bytes
 //! done:    magic "GPL1" | kind u8 (3)
 //! ```
 
 use gpulease_words::Bytes;
 
-/// The most chunks a segment can have: `SCM_RIGHTS` allows 253 descriptors, we stay far below.
-pub const MAX_CHUNKS: usize = 16;
+/// The most chunks a segment can have: `SCM_RIGHTS` allows 253 descriptors, and a host copy goes with them.
+pub const MAX_CHUNKS: usize = 240;
+
+/// The most descriptors that come with a frame.
+pub const MAX_DESCRIPTORS: usize = MAX_CHUNKS + 1;
 
 /// The largest frame either side sends, in bytes.
-pub const MAX_FRAME: usize = 256;
+pub const MAX_FRAME: usize = 2_048;
 
 const MAGIC: &[u8; 4] = b"GPL1";
 const MAX_SENTENCE: usize = 200;
@@ -88,6 +93,9 @@ pub enum Request {
 pub enum Reply {
     /// The segment's chunks in address order; as many descriptors are attached.
     Segment(Vec<Bytes>),
+    /// The same of a segment that may be suspended; one more descriptor is attached at the end, its host copy: a
+    /// memfd of the segment's size.
+    Movable(Vec<Bytes>),
     /// No such ticket for this process; what to do.
     Refused(String),
     /// The acknowledgement was taken.
@@ -128,12 +136,8 @@ impl Reply {
     pub fn encode(&self) -> Vec<u8> {
         let mut packet = MAGIC.to_vec();
         match self {
-            Self::Segment(chunks) => {
-                assert!((1..=MAX_CHUNKS).contains(&chunks.len()), "a segment has 1 to {MAX_CHUNKS} chunks");
-                packet.push(1);
-                packet.push(u8::try_from(chunks.len()).expect("at most 16"));
-                packet.extend(chunks.iter().flat_map(|c| c.get().to_le_bytes()));
-            }
+            Self::Segment(chunks) => push_chunks(&mut packet, 1, chunks),
+            Self::Movable(chunks) => push_chunks(&mut packet, 4, chunks),
             Self::Refused(sentence) => {
                 packet.push(2);
                 let fits = |end: &usize| sentence.is_char_boundary(*end);
@@ -157,6 +161,7 @@ impl Reply {
             2 => Err(FrameError::Length(packet.len())),
             3 if rest.is_empty() => Ok(Self::Done),
             3 => Err(FrameError::Length(packet.len())),
+            4 => chunks(rest).map(Self::Movable),
             _ => Err(FrameError::Kind(kind)),
         }
     }
@@ -168,6 +173,13 @@ fn header(packet: &[u8]) -> Result<(u8, &[u8]), FrameError> {
         Some([]) => Err(FrameError::Length(packet.len())),
         None => Err(FrameError::Magic),
     }
+}
+
+fn push_chunks(packet: &mut Vec<u8>, kind: u8, chunks: &[Bytes]) {
+    assert!((1..=MAX_CHUNKS).contains(&chunks.len()), "a segment has 1 to {MAX_CHUNKS} chunks");
+    packet.push(kind);
+    packet.push(u8::try_from(chunks.len()).expect("the most chunks are fewer than 256"));
+    packet.extend(chunks.iter().flat_map(|c| c.get().to_le_bytes()));
 }
 
 fn chunks(rest: &[u8]) -> Result<Vec<Bytes>, FrameError> {
@@ -202,7 +214,8 @@ mod tests {
         }
         for reply in [
             Reply::Segment(vec![gib(1), mib(2)]),
-            Reply::Segment(vec![mib(2); 16]),
+            Reply::Segment(vec![mib(2); MAX_CHUNKS]),
+            Reply::Movable(vec![gib(1); MAX_CHUNKS]),
             Reply::Refused("no".into()),
             Reply::Done,
         ] {
@@ -219,9 +232,11 @@ mod tests {
             assert!(Request::decode(&packet[..n]).is_err(), "{n}");
         }
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), Err(FrameError::Magic));
-        let reply = Reply::Segment(vec![gib(1), gib(2)]).encode();
-        for n in 0..reply.len() {
-            assert!(Reply::decode(&reply[..n]).is_err(), "{n}");
+        for reply in [Reply::Segment(vec![gib(1), gib(2)]), Reply::Movable(vec![gib(1)])] {
+            let packet = reply.encode();
+            for n in 0..packet.len() {
+                assert!(Reply::decode(&packet[..n]).is_err(), "{n}");
+            }
         }
         assert_eq!(
             Reply::decode(&[b"GPL1".as_slice(), &[1, 1], &3_u64.to_le_bytes()].concat()),

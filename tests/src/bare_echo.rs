@@ -88,6 +88,7 @@ struct Echo;
 impl Jobs for Echo {
     type OpenStream = Streamed<v1::SessionMessage>;
     type AcquireStream = Streamed<v1::AcquireUpdate>;
+    type ResumeStream = Streamed<v1::ResumeUpdate>;
 
     async fn acquire(&self, request: tonic::Request<v1::AcquireRequest>) -> Answer<Self::AcquireStream> {
         let request = request.into_inner();
@@ -106,12 +107,25 @@ impl Jobs for Echo {
     async fn allocate(&self, request: tonic::Request<v1::AllocateRequest>) -> Answer<v1::AllocateReply> {
         let request = request.into_inner();
         let handle = Some(v1::allocated::Handle::Ticket(vec![7; 16].into()));
-        let allocated = v1::Allocated { segment_id: request.lease_id, bytes: request.bytes, handle };
+        let allocated =
+            v1::Allocated { segment_id: request.lease_id, bytes: request.bytes, handle, movable: false };
         let outcome = Some(v1::allocate_reply::Outcome::Allocated(allocated));
         Ok(Response::new(v1::AllocateReply { outcome }))
     }
 
     async fn open(&self, _: tonic::Request<v1::OpenRequest>) -> Answer<Self::OpenStream> {
+        Err(Status::unimplemented("bare"))
+    }
+
+    async fn report(&self, _: tonic::Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
+        Err(Status::unimplemented("bare"))
+    }
+
+    async fn resume(&self, _: tonic::Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
+        Err(Status::unimplemented("bare"))
+    }
+
+    async fn pin(&self, _: tonic::Request<v1::PinRequest>) -> Answer<v1::PinReply> {
         Err(Status::unimplemented("bare"))
     }
 

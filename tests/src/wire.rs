@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gpulease_proto::handover::{MAX_CHUNKS, MAX_FRAME, Reply, Request, Ticket};
+use gpulease_proto::handover::{MAX_DESCRIPTORS, MAX_FRAME, Reply, Request, Ticket};
 use gpulease_proto::v1::jobs_client::JobsClient;
 use gpulease_proto::v1::{self, acquire_update::Update};
 use gpulease_words::Bytes;
@@ -278,7 +278,7 @@ impl HandOver {
     /// What the kernel says: that none came in time, for example.
     pub fn receive(&self) -> IoResult<Packet> {
         let mut packet = [0_u8; MAX_FRAME + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS + 1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(&mut packet)];
         let received = recvmsg(&self.0, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;

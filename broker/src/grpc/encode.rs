@@ -68,6 +68,7 @@ fn broker(view: &View, now: Time, about: &About) -> v1::BrokerStatus {
         socket: about.socket.display().to_string(),
         hold: "none".to_owned(),
         helpers: helpers.collect(),
+        arena: None,
     }
 }
 
@@ -132,6 +133,9 @@ fn lease(view: &LeaseView, now: Time, names: &Names) -> v1::LeaseStatus {
         segments: view.segments,
         used: view.used,
         program: view.program.clone(),
+        away_bytes: 0,
+        idle: false,
+        suspensions: 0,
     }
 }
 
@@ -161,6 +165,7 @@ fn waiting_status(position: u32, ask: &AskView, now: Time, names: &Names) -> v1:
         barrier: ask.barrier,
         lease_id: ask.lease.map(gpulease_words::LeaseId::get),
         devices_wanted: ask.devices_wanted,
+        resume: false,
     }
 }
 
@@ -172,6 +177,7 @@ fn account(view: &AccountView, names: &Names) -> v1::AccountStatus {
         weight: view.weight,
         leases: view.leases,
         leases_max: view.leases_max,
+        guarantee_bytes: None,
     }
 }
 

@@ -15,12 +15,15 @@ use crate::kernel::{self, command_name};
 use crate::liveness::{Caller, Unmet};
 use crate::text;
 
+const NOT_MOVABLE: Denial = Denial::NotAllowed("this broker suspends no leases; there is nothing to do");
+
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Jobs for Services {
     type OpenStream = SessionStream;
     type AcquireStream = AskStream;
+    type ResumeStream = tokio_stream::Once<Result<v1::ResumeUpdate, Status>>;
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<SessionStream> {
         let caller = caller(&request)?;
@@ -113,6 +116,19 @@ impl Jobs for Services {
         let refusal = self.try_free(&caller, request.into_inner()).await.err();
         Ok(Response::new(v1::FreeReply { denied: refusal.map(|refusal| denied(&refusal, &self.names)) }))
     }
+
+    async fn report(&self, _: Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
+        Ok(Response::new(v1::ReportReply { denied: Some(denied(&NOT_MOVABLE.into(), &self.names)) }))
+    }
+
+    async fn resume(&self, _: Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
+        let update = v1::resume_update::Update::Denied(denied(&NOT_MOVABLE.into(), &self.names));
+        Ok(Response::new(tokio_stream::once(Ok(v1::ResumeUpdate { update: Some(update) }))))
+    }
+
+    async fn pin(&self, _: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        Ok(Response::new(v1::PinReply { denied: Some(denied(&NOT_MOVABLE.into(), &self.names)) }))
+    }
 }
 
 impl Services {
@@ -201,5 +217,10 @@ fn allocated(segment: &Segment) -> v1::Allocated {
         Access::Ticket(ticket) => Handle::Ticket(ticket.bytes().to_vec().into()),
         Access::CudaIpc(handle) => Handle::CudaIpcHandle(handle.0.to_vec().into()),
     };
-    v1::Allocated { segment_id: segment.segment.get(), bytes: segment.bytes.get(), handle: Some(handle) }
+    v1::Allocated {
+        segment_id: segment.segment.get(),
+        bytes: segment.bytes.get(),
+        handle: Some(handle),
+        movable: false,
+    }
 }

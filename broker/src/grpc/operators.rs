@@ -11,6 +11,8 @@ use super::encode::denied;
 use super::{Services, caller};
 use crate::driver::Standing;
 
+const NO_BUDGETS: &str = "budgets of this broker come from its file; change that and start the broker again";
+
 #[tonic::async_trait]
 impl Operators for Services {
     async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallReply>, Status> {
@@ -31,5 +33,26 @@ impl Operators for Services {
             Ok(draining) => v1::EndReply { denied: None, draining_bytes: draining.get() },
             Err(refusal) => v1::EndReply { denied: Some(denied(&refusal, &self.names)), draining_bytes: 0 },
         }))
+    }
+
+    async fn list_budgets(
+        &self,
+        _: Request<v1::ListBudgetsRequest>,
+    ) -> Result<Response<v1::ListBudgetsReply>, Status> {
+        Err(Status::unimplemented(NO_BUDGETS))
+    }
+
+    async fn set_budget(
+        &self,
+        _: Request<v1::SetBudgetRequest>,
+    ) -> Result<Response<v1::SetBudgetReply>, Status> {
+        Err(Status::unimplemented(NO_BUDGETS))
+    }
+
+    async fn remove_budget(
+        &self,
+        _: Request<v1::RemoveBudgetRequest>,
+    ) -> Result<Response<v1::RemoveBudgetReply>, Status> {
+        Err(Status::unimplemented(NO_BUDGETS))
     }
 }

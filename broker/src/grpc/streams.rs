@@ -45,6 +45,8 @@ impl SessionStream {
             devices: about.devices.clone(),
             unattended_grace_ms: millis(about.unattended_grace),
             adrift_grace_ms: millis(about.adrift_grace),
+            idle_after_ms: 0,
+            standings: Vec::new(),
         };
         Self {
             first: Some(first),

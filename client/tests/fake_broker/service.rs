@@ -41,6 +41,19 @@ fn stream<T: Send + 'static>() -> (UnboundedSender<Result<T, Status>>, Messages<
 impl jobs_server::Jobs for Jobs {
     type OpenStream = Messages<v1::SessionMessage>;
     type AcquireStream = Messages<v1::AcquireUpdate>;
+    type ResumeStream = Messages<v1::ResumeUpdate>;
+
+    async fn report(&self, _: Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
+        Err(Status::unimplemented("the fake suspends nothing"))
+    }
+
+    async fn resume(&self, _: Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
+        Err(Status::unimplemented("the fake suspends nothing"))
+    }
+
+    async fn pin(&self, _: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        Err(Status::unimplemented("the fake suspends nothing"))
+    }
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<Self::OpenStream> {
         let rejoin = request.into_inner().rejoin;
@@ -73,6 +86,8 @@ impl jobs_server::Jobs for Jobs {
                 }],
                 unattended_grace_ms: 1_000,
                 adrift_grace_ms: 1_000,
+                idle_after_ms: 0,
+                standings: Vec::new(),
             };
             let message = Some(v1::session_message::Message::Opened(opened));
             sender.send(Ok(v1::SessionMessage { message })).unwrap();
@@ -231,7 +246,7 @@ impl jobs_server::Jobs for Jobs {
             book.segments.insert(id, Segment { ask_name, chunks, acknowledged: false });
             let ticket = [id.to_le_bytes(), [9; 8]].concat();
             let handle = Some(v1::allocated::Handle::Ticket(ticket.into()));
-            let allocated = v1::Allocated { segment_id: id, bytes, handle };
+            let allocated = v1::Allocated { segment_id: id, bytes, handle, movable: false };
             let outcome = Some(v1::allocate_reply::Outcome::Allocated(allocated));
             Ok(Response::new(v1::AllocateReply { outcome }))
         })

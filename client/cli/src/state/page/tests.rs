@@ -57,6 +57,7 @@ fn state() -> v1::StatusReply {
             socket: "/run/gpulease/gpulease.sock".into(),
             hold: "none".into(),
             helpers: vec![],
+            arena: None,
         }),
         devices: vec![v1::DeviceStatus {
             info: Some(info),
@@ -179,6 +180,7 @@ fn accounts_have_their_limits_or_none() {
         weight: 1,
         leases: 2,
         leases_max,
+        guarantee_bytes: None,
     };
     let all = [account("host", None, None), account("user.alice", Some(gib(20).get()), Some(4))];
     assert_eq!(
