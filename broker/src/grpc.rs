@@ -151,12 +151,19 @@ const fn code(reason: Reason) -> Code {
         | Reason::TooLarge
         | Reason::BeyondLease
         | Reason::TooMany
+        | Reason::Recalled
+        | Reason::ArenaFull
+        | Reason::PinnedFull
         | Reason::DeviceRefused => Code::ResourceExhausted,
         Reason::WaitOver => Code::DeadlineExceeded,
         Reason::NoSuchLease | Reason::NoSuchSegment | Reason::NoSuchDevice => Code::NotFound,
         Reason::NoSuchSession => Code::Unauthenticated,
         Reason::Malformed => Code::InvalidArgument,
-        Reason::WouldDeadlock | Reason::Ending | Reason::Overdue => Code::FailedPrecondition,
+        Reason::WouldDeadlock
+        | Reason::Ending
+        | Reason::Overdue
+        | Reason::Suspended
+        | Reason::ImpossibleBudget => Code::FailedPrecondition,
         Reason::DeviceLost | Reason::Stopping => Code::Unavailable,
         Reason::Withdrawn => Code::Cancelled,
         Reason::NotAllowed => Code::PermissionDenied,

@@ -45,10 +45,10 @@ impl World {
         let device = DeviceSpec { id: DEVICE, capacity, overhead_estimate: CONTEXT };
         let user = |n: u64| {
             let weight = NonZeroU32::MIN.saturating_add(number(n % 3));
-            (Uid::new(number(n)), Budget { limit: user_limit(n), weight, leases_max: None })
+            (Uid::new(number(n)), Budget { limit: user_limit(n), weight, ..Budget::default() })
         };
         let staff =
-            Budget { weight: NonZeroU32::MIN.saturating_add(2), limit: Some(capacity), leases_max: None };
+            Budget { weight: NonZeroU32::MIN.saturating_add(2), limit: Some(capacity), ..Budget::default() };
         let budgets = Budgets {
             groups: BTreeMap::from([("staff".to_owned(), staff), ("students".to_owned(), Budget::default())]),
             users: (0..USERS).map(user).collect(),

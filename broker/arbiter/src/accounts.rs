@@ -315,5 +315,6 @@ fn view(node: &Node) -> AccountView {
         weight: node.weight,
         leases: u32::try_from(node.slots.used()).expect("leases are bounded by a 32-bit number"),
         leases_max: node.slots.limit().map(|n| u32::try_from(n).expect("it came from a 32-bit number")),
+        guarantee: Bytes::ZERO,
     }
 }

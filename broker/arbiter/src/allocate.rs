@@ -18,7 +18,7 @@ use crate::line::shape::Shape;
 use crate::segment::{Segment, State};
 use crate::session::too_many;
 use crate::terms::listed;
-use crate::{Arbiter, Denial, Effect, Guard, Patience, RequestId, SegmentKind};
+use crate::{Arbiter, Denial, Effect, Guard, Patience, Pinning, RequestId, SegmentKind};
 
 /// A segment that is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -209,7 +209,7 @@ impl Arbiter {
         if let Some(request) = request {
             self.creating.insert(request, segment);
         }
-        self.emit(Effect::Create { segment, lease, device, bytes, kind });
+        self.emit(Effect::Create { segment, lease, device, bytes, kind, pinning: Pinning::Pinned });
         self.refit(lease, device);
         Ok(())
     }

@@ -203,6 +203,20 @@ impl Arbiter {
             Event::Recall { request, lease, bytes, within } => {
                 self.answer(request, |a| a.recall(request, lease, bytes, within));
             }
+            Event::Drained { session, lease } => self.drained(session, lease),
+            Event::SwappedOut { session, lease, segment } => self.swapped_out(session, lease, segment),
+            Event::SwapFailed { session, lease, why } => self.swap_failed(session, lease, why),
+            Event::Resume { request, session, lease } => {
+                self.answer(request, |a| a.resume(request, session, lease));
+            }
+            Event::Restored { session, lease, segment } => self.restored(session, lease, segment),
+            Event::Idle { session, lease, idleness } => self.idle(session, lease, idleness),
+            Event::Pin { request, session, lease } => {
+                self.answer(request, |a| a.pin(request, session, lease))
+            }
+            Event::SetBudgets { request, budgets } => {
+                self.answer(request, |a| a.set_budgets(request, budgets))
+            }
         }
     }
 

@@ -61,7 +61,10 @@ impl Arbiter {
         for (device, share) in &lease.shares {
             let owed = match lease.state {
                 LeaseState::Active => share.owed(lease.reserve),
-                LeaseState::Draining => Bytes::ZERO,
+                LeaseState::Suspending
+                | LeaseState::Suspended
+                | LeaseState::Resuming
+                | LeaseState::Draining => Bytes::ZERO,
             };
             assert_eq!(share.charge.set_aside, owed, "set aside on device {device}");
             let waits = share.waits.iter().map(|id| self.wanted(*id).bytes);

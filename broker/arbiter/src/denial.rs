@@ -52,6 +52,26 @@ pub enum Denial {
     EndedByOther,
     /// The id counter is used up.
     OutOfIds,
+    /// The lease's memory is in host memory, or on its way there or back.
+    Suspended,
+    /// There is no host memory for a copy of so much, and without one it could not be suspended.
+    ArenaFull { capacity: Bytes, free: Bytes, asked: Bytes },
+    /// What can't be moved has reached its bound on the device.
+    PinnedFull { device: DeviceId, pinned_max: Bytes, pinned: Bytes, asked: Bytes },
+    /// The guarantees of all groups and users, and what may be pinned, are more than the device has.
+    GuaranteesTooLarge {
+        device: DeviceId,
+        capacity: Bytes,
+        guarantees: Bytes,
+        pinned_max: Bytes,
+        headroom: Bytes,
+    },
+    /// The guarantees of a group's users are more than its own.
+    GuaranteeOverParent { account: String, guarantee: Bytes, children: Bytes },
+    /// A guarantee is more than a limit above it or its own.
+    GuaranteeOverLimit { account: String, guarantee: Bytes, limit: Bytes },
+    /// Nobody can say how often this guarantee would have to be kept.
+    GuaranteeUncounted { account: String },
     /// The caller may not do this.
     NotAllowed(&'static str),
 }
@@ -80,6 +100,13 @@ impl Denial {
             Self::DeviceLost { .. } => Reason::DeviceLost,
             Self::Withdrawn => Reason::Withdrawn,
             Self::NotAllowed(_) => Reason::NotAllowed,
+            Self::Suspended => Reason::Suspended,
+            Self::ArenaFull { .. } => Reason::ArenaFull,
+            Self::PinnedFull { .. } => Reason::PinnedFull,
+            Self::GuaranteesTooLarge { .. }
+            | Self::GuaranteeOverParent { .. }
+            | Self::GuaranteeOverLimit { .. }
+            | Self::GuaranteeUncounted { .. } => Reason::ImpossibleBudget,
         }
     }
 }
@@ -151,6 +178,33 @@ impl fmt::Display for Denial {
             Self::EndedByOther => f.write_str("the lease was given back from outside this program"),
             Self::OutOfIds => f.write_str("the ids of this broker are used up; the operator has to restart it"),
             Self::NotAllowed(why) => f.write_str(why),
+            Self::Suspended => {
+                f.write_str("the lease is suspended, or on its way out or back; enter it first, which waits for its memory")
+            }
+            Self::ArenaFull { capacity, free, asked } => write!(
+                f,
+                "a host copy of {asked} is needed so that this can be suspended, and {free} of {capacity} of host memory are free; wait, ask for a pinned lease, or have the operator raise `arena`"
+            ),
+            Self::PinnedFull { device, pinned_max, pinned, asked } => write!(
+                f,
+                "{asked} that can't be moved are asked for, and {pinned} of at most {pinned_max} of device {device} are pinned already; wait, ask for a lease that may be suspended, or have the operator raise `pinned_max`"
+            ),
+            Self::GuaranteesTooLarge { device, capacity, guarantees, pinned_max, headroom } => write!(
+                f,
+                "guarantees of {guarantees}, {pinned_max} that may be pinned and {headroom} of headroom are more than the {capacity} of device {device}; lower one of them"
+            ),
+            Self::GuaranteeOverParent { account, guarantee, children } => write!(
+                f,
+                "the users of {account} have guarantees of {children} together, and it has {guarantee}; raise its own, or lower one of theirs"
+            ),
+            Self::GuaranteeOverLimit { account, guarantee, limit } => write!(
+                f,
+                "{account} has a guarantee of {guarantee} and may have at most {limit}; lower the guarantee, or raise the limit"
+            ),
+            Self::GuaranteeUncounted { account } => write!(
+                f,
+                "a guarantee of {account} would be promised to any number of accounts; give it to a group or to a user by name"
+            ),
         }
     }
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, Uid};
 
+use crate::Budgets;
+
 /// The number by which the driver finds who asked; each is answered exactly once, except that an
-/// [`Event::Acquire`] may be answered [`Effect::Queued`](crate::Effect::Queued) first.
+/// [`Event::Acquire`] or [`Event::Resume`] may be answered [`Effect::Queued`](crate::Effect::Queued) first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
@@ -101,6 +103,15 @@ pub enum Place {
     Callers,
 }
 
+/// Whether a lease is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idleness {
+    /// No guard of it has lived for [`Policy::idle_after`](crate::Policy::idle_after).
+    Idle,
+    /// A guard was taken again.
+    Busy,
+}
+
 /// On whose word a lease ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authority {
@@ -152,7 +163,7 @@ pub enum Event {
         patience: Patience,
         guard: Guard,
     },
-    /// The caller of a waiting `Allocate` went away (grpc). No answer.
+    /// The caller of a waiting `Allocate` or `Resume` went away (grpc). No answer.
     Abandoned { request: RequestId },
     /// The device made the segment (device). No answer but the pending `Allocated`.
     Created { segment: SegmentId },
@@ -174,4 +185,23 @@ pub enum Event {
     DeviceLost { device: DeviceId },
     /// An operator asks a holder for surplus; zero bytes: all of it (grpc). Answered by `Recalled` or `Denied`.
     Recall { request: RequestId, lease: LeaseId, bytes: Bytes, within: Duration },
+    /// The guards of a member are gone and its gate is closed: the answer to `Notice::Suspend` (grpc). No answer.
+    Drained { session: SessionId, lease: LeaseId },
+    /// A segment's bytes are in its host copy and it is unmapped: one answer to `Notice::SwapOut` for each segment (grpc). No
+    /// answer; leads to `Reclaim`.
+    SwappedOut { session: SessionId, lease: LeaseId, segment: SegmentId },
+    /// A member can't be suspended; nothing of the segments that are not swapped out was unmapped (grpc). No answer; what is
+    /// out comes back, and the lease is left alone for a while.
+    SwapFailed { session: SessionId, lease: LeaseId, why: String },
+    /// A member wants its lease's memory: it enters (grpc). Answered by `Resumed`, by `Denied`, or by `Queued` first and one of
+    /// them later. A lease that is active is `Resumed` at once.
+    Resume { request: RequestId, session: SessionId, lease: LeaseId },
+    /// A segment that came back is mapped and filled: the answer to `Notice::SegmentBack` (grpc). No answer.
+    Restored { session: SessionId, lease: LeaseId, segment: SegmentId },
+    /// The lease is idle, or busy again (grpc). No answer.
+    Idle { session: SessionId, lease: LeaseId, idleness: Idleness },
+    /// The lease is to stay where it is from now on: it exports memory, say (grpc). Answered by `Done` or `Denied`.
+    Pin { request: RequestId, session: SessionId, lease: LeaseId },
+    /// All budgets anew (an operator, or the file read again). Answered by `Done` or `Denied`; nobody loses what he has.
+    SetBudgets { request: RequestId, budgets: Budgets },
 }

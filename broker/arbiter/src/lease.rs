@@ -130,6 +130,7 @@ impl Lease {
     pub(crate) const fn active(&self) -> Result<(), Denial> {
         match self.state {
             LeaseState::Active => Ok(()),
+            LeaseState::Suspending | LeaseState::Suspended | LeaseState::Resuming => Err(Denial::Suspended),
             LeaseState::Draining => Err(Denial::Ending),
         }
     }

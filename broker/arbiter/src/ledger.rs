@@ -314,6 +314,8 @@ fn view(id: DeviceId, book: &DeviceBook) -> DeviceView {
         off_book: book.off_book,
         unbacked: book.unbacked,
         peak_charged: book.peak_charged,
+        pinned: Bytes::ZERO,
+        pinned_max: book.capacity,
     }
 }
 

@@ -51,6 +51,7 @@ mod session;
 mod snapshot;
 #[cfg(test)]
 mod storm;
+mod suspension;
 mod terms;
 mod time;
 mod timers;
@@ -58,10 +59,13 @@ mod view;
 
 pub use arbiter::{Arbiter, WAKE_UPS, Why};
 pub use denial::Denial;
-pub use effect::{Effect, Notice};
+pub use effect::{Effect, Notice, Occurrence, Signal};
 pub use event::{
-    Authority, DeviceWish, Event, Guard, Patience, Peer, Pinning, Place, RequestId, SegmentKind, Terms,
+    Authority, DeviceWish, Event, Guard, Idleness, Patience, Peer, Pinning, Place, RequestId, SegmentKind,
+    Terms,
 };
-pub use policy::{Budget, Budgets, DeviceSpec, Policy};
-pub use snapshot::{AccountView, AskView, DeviceView, LeaseState, LeaseView, MemberView, Snapshot};
+pub use policy::{Budget, Budgets, DeviceSpec, OnOverdue, Policy};
+pub use snapshot::{
+    AccountView, ArenaView, AskView, DeviceView, LeaseState, LeaseView, MemberView, Purpose, Snapshot,
+};
 pub use time::Time;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use gpulease_words::{Bytes, DeviceId, Uid};
 
+use crate::Pinning;
+
 /// Bounds and graces. Every queue, table and wait of the arbiter has its maximum here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -31,6 +33,23 @@ pub struct Policy {
     pub asks_max: u32,
     /// Leases of all users.
     pub leases_max: u32,
+    /// How long a lease keeps its memory, at least, against all but guaranteed asks.
+    pub min_residency: Duration,
+    /// After so long without a guard a client calls its lease idle.
+    pub idle_after: Duration,
+    /// How long a holder has to give surplus back that the arbiter recalls.
+    pub recall_deadline: Duration,
+    /// How long members have to drain for a suspension.
+    pub drain_deadline: Duration,
+    /// How fast bytes move between a device and its host copies, each way; for the bound on waits.
+    pub swap_bytes_per_second: Bytes,
+    /// What may be pinned of each device beyond guarantees; `None`: what guarantees leave, and at most
+    /// half the capacity where there is an arena.
+    pub pinned_max: Option<Bytes>,
+    /// What is kept of each device for contexts that are yet to come.
+    pub headroom: Bytes,
+    /// Host memory for the copies of suspended leases, all devices together; zero: nothing moves.
+    pub arena: Bytes,
 }
 
 impl Default for Policy {
@@ -48,6 +67,14 @@ impl Default for Policy {
             sessions_max: 65_536,
             asks_max: 131_072,
             leases_max: 131_072,
+            min_residency: Duration::from_secs(30),
+            idle_after: Duration::from_secs(300),
+            recall_deadline: Duration::from_secs(10),
+            drain_deadline: Duration::from_secs(10),
+            swap_bytes_per_second: Bytes::new(20_000_000_000),
+            pinned_max: None,
+            headroom: Bytes::ZERO,
+            arena: Bytes::ZERO,
         }
     }
 }
@@ -61,11 +88,40 @@ pub struct Budget {
     pub weight: NonZeroU32,
     /// The most leases it may have at one time; `None`: no bound of its own.
     pub leases_max: Option<u32>,
+    /// What is always available to it, on each device; for groups and users by name. A user's comes out of his group's.
+    pub guarantee: Bytes,
+    /// After so long its asks are barriers; `None`: as its parent says, and at last the policy.
+    pub max_wait: Option<Duration>,
+    /// Whether its leases may be suspended; pinned where any account of the path says so.
+    pub pinning: Pinning,
+    /// What becomes of a holder that lets a deadline pass; `None`: as its parent says, and at last `Keep`.
+    pub on_overdue: Option<OnOverdue>,
+}
+
+/// What becomes of a holder that lets a deadline pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnOverdue {
+    /// It keeps what it has, and does not grow.
+    #[default]
+    Keep,
+    /// It is told to end, and after the grace it is ended.
+    Terminate {
+        /// Between the two signals.
+        grace: Duration,
+    },
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { limit: None, weight: NonZeroU32::MIN, leases_max: None }
+        Self {
+            limit: None,
+            weight: NonZeroU32::MIN,
+            leases_max: None,
+            guarantee: Bytes::ZERO,
+            max_wait: None,
+            pinning: Pinning::Movable,
+            on_overdue: None,
+        }
     }
 }
 
@@ -87,6 +143,8 @@ pub struct Budgets {
     pub jobs: Vec<(String, Budget)>,
     /// Every other job, each.
     pub default_job: Budget,
+    /// The group of each user who has a guarantee and a group, as his processes will name it.
+    pub memberships: BTreeMap<Uid, String>,
 }
 
 impl Budgets {

@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub accounts: Vec<AccountView>,
     /// Open sessions.
     pub sessions: u32,
+    /// Host memory for copies.
+    pub arena: ArenaView,
 }
 
 /// One device's book: `capacity + unbacked` is the sum of the other figures but `peak_charged`.
@@ -50,6 +52,10 @@ pub struct DeviceView {
     pub unbacked: Bytes,
     /// The most that was set aside, overhead, held, draining and quarantined at one time.
     pub peak_charged: Bytes,
+    /// What can't be moved and no guarantee covers.
+    pub pinned: Bytes,
+    /// The most that may be so.
+    pub pinned_max: Bytes,
 }
 
 /// Where a lease stands.
@@ -57,6 +63,12 @@ pub struct DeviceView {
 pub enum LeaseState {
     /// Granted and usable.
     Active,
+    /// On its way to host memory.
+    Suspending,
+    /// In host memory.
+    Suspended,
+    /// On its way back.
+    Resuming,
     /// Given back; what is still mapped drains.
     Draining,
 }
@@ -67,6 +79,9 @@ impl LeaseState {
     pub const fn word(self) -> &'static str {
         match self {
             Self::Active => "active",
+            Self::Suspending => "suspending",
+            Self::Suspended => "suspended",
+            Self::Resuming => "resuming",
             Self::Draining => "draining",
         }
     }
@@ -123,8 +138,20 @@ pub struct LeaseView {
     pub waited: std::time::Duration,
     /// Living member processes.
     pub members: Vec<MemberView>,
-    /// It never moves.
+    /// It was asked for as one that never moves.
     pub pinned: bool,
+    /// It can be suspended.
+    pub movable: bool,
+    /// Its account's guarantee covered it when it was granted or came back.
+    pub guaranteed: bool,
+    /// No guard of it has lived for a while.
+    pub idle: bool,
+    /// In host memory.
+    pub swapped: Bytes,
+    /// Since when it has its memory; `None` while it is suspended or on its way.
+    pub resident_since: Option<Time>,
+    /// How often all of it was swapped out.
+    pub suspensions: u32,
 }
 
 /// A member process.
@@ -177,6 +204,38 @@ pub struct AskView {
     pub device: Option<DeviceId>,
     /// The account at its limit, where that is why.
     pub account: Option<String>,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Its account's guarantee covers it: it goes first.
+    pub guaranteed: bool,
+    /// Leases that are asked for bytes, or swapped out, on a device it waits for.
+    pub recalled: Vec<LeaseId>,
+    /// When it is granted at the latest (I6); `None` where nothing bounds the wait.
+    pub at_latest: Option<Time>,
+}
+
+/// What an ask is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A lease of its own.
+    Lease,
+    /// More for a lease that is there.
+    Growth,
+    /// The memory of a suspended lease.
+    Resume,
+}
+
+/// The host memory for copies: `capacity` is the sum of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaView {
+    /// All of it.
+    pub capacity: Bytes,
+    /// Not set aside for any lease.
+    pub free: Bytes,
+    /// For leases that may be suspended.
+    pub set_aside: Bytes,
+    /// Of leases that are swapped out.
+    pub filled: Bytes,
 }
 
 /// One account.
@@ -196,4 +255,6 @@ pub struct AccountView {
     pub leases: u32,
     /// The most leases.
     pub leases_max: Option<u32>,
+    /// What is always available to it on each device.
+    pub guarantee: Bytes,
 }

@@ -120,6 +120,7 @@ impl Storm {
                 | Effect::Resized { request, .. }
                 | Effect::Released { request, .. }
                 | Effect::Recalled { request, .. }
+                | Effect::Resumed { request, .. }
                 | Effect::Allocated { request, .. } => self.answered(request),
                 Effect::Granted { request, lease } => {
                     request.into_iter().for_each(|request| self.answered(request));
@@ -133,6 +134,10 @@ impl Storm {
                 Effect::Queued { .. }
                 | Effect::Reclaim { .. }
                 | Effect::Notify { .. }
+                | Effect::Restore { .. }
+                | Effect::Forget { .. }
+                | Effect::Signal { .. }
+                | Effect::Occurred { .. }
                 | Effect::Overdue { .. }
                 | Effect::ProcessGone { .. } => {}
             }
@@ -223,6 +228,11 @@ fn word(effect: &Effect) -> &'static str {
         Effect::LeaseGone { .. } => "lease gone",
         Effect::SessionGone { .. } => "session gone",
         Effect::ProcessGone { .. } => "process gone",
+        Effect::Restore { .. } => "restore",
+        Effect::Forget { .. } => "forget",
+        Effect::Resumed { .. } => "resumed",
+        Effect::Signal { .. } => "signal",
+        Effect::Occurred { .. } => "occurred",
     }
 }
 

@@ -6,7 +6,7 @@ use crate::lease::Lease;
 use crate::line::ask::{Ask, Stage, Want};
 use crate::process::{Figure, Presence};
 use crate::segment::State;
-use crate::{Arbiter, AskView, DeviceWish, LeaseView, MemberView, Pinning, Snapshot, Time};
+use crate::{Arbiter, AskView, DeviceWish, LeaseView, MemberView, Pinning, Purpose, Snapshot, Time};
 
 impl Arbiter {
     /// The state as plain data. Its cost grows with all there is: make it on demand, a few times a second.
@@ -20,6 +20,7 @@ impl Arbiter {
             waiting: self.line.in_order().into_iter().map(|ask| self.ask_view(ask)).collect(),
             accounts: self.accounts.views(),
             sessions: u32::try_from(self.sessions.len()).expect("sessions are bounded by a 32-bit number"),
+            arena: crate::ArenaView::default(),
         }
     }
 
@@ -58,6 +59,12 @@ impl Arbiter {
             waited: lease.waited,
             members: lease.members.iter().map(|member| self.member_view(*member, id)).collect(),
             pinned: lease.terms.pinning == Pinning::Pinned,
+            movable: false,
+            guaranteed: false,
+            idle: false,
+            swapped: Bytes::ZERO,
+            resident_since: Some(lease.granted_at),
+            suspensions: 0,
         }
     }
 
@@ -109,6 +116,13 @@ impl Arbiter {
             short_by: obstacle.short_by,
             device: obstacle.device,
             account: obstacle.account.map(|account| account.path),
+            purpose: match &ask.want {
+                Want::Lease { .. } => Purpose::Lease,
+                Want::Segment(_) => Purpose::Growth,
+            },
+            guaranteed: false,
+            recalled: Vec::new(),
+            at_latest: None,
         }
     }
 

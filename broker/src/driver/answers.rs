@@ -47,7 +47,7 @@ impl Driver {
                     other => mismatch(&other, "an amount"),
                 });
             }
-            Effect::Create { segment, lease, device, bytes, kind } => {
+            Effect::Create { segment, lease, device, bytes, kind, .. } => {
                 self.segments.order(segment, lease, device, bytes);
                 self.order(device, Order::Create { segment, bytes, kind: handle_kind(kind) });
             }
@@ -58,6 +58,12 @@ impl Driver {
                 self.order(device, Order::Reclaim(segment));
             }
             Effect::Notify { session, notice } => self.notify(now, session, notice),
+            // Nothing is suspended while the arbiter has no arena: none of these is said yet.
+            Effect::Restore { .. }
+            | Effect::Forget { .. }
+            | Effect::Resumed { .. }
+            | Effect::Signal { .. }
+            | Effect::Occurred { .. } => {}
             Effect::Overdue { .. } => {}
             Effect::LeaseGone { lease } => {
                 let ask = self.leases.remove(&lease).and_then(|record| record.ask);
@@ -149,7 +155,8 @@ impl Driver {
     }
 
     fn notify(&mut self, now: Time, session: SessionId, notice: Notice) {
-        if self.sessions.tell(session, SessionNotice::new(notice, now)) == Told::CutOff {
+        let Some(notice) = SessionNotice::new(notice, now) else { return };
+        if self.sessions.tell(session, notice) == Told::CutOff {
             self.backlog.push_back(Event::Adrift { session });
         }
     }

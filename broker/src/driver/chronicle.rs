@@ -55,6 +55,14 @@ impl Driver {
             | Event::Abandoned { .. }
             | Event::Free { .. }
             | Event::Recall { .. }
+            | Event::Drained { .. }
+            | Event::SwappedOut { .. }
+            | Event::SwapFailed { .. }
+            | Event::Resume { .. }
+            | Event::Restored { .. }
+            | Event::Idle { .. }
+            | Event::Pin { .. }
+            | Event::SetBudgets { .. }
             // Nothing that a person waits for.
             | Event::Created { .. }
             | Event::Claimed { .. }
@@ -115,6 +123,11 @@ impl Driver {
             Effect::Done { .. }
             | Effect::Resized { .. }
             | Effect::Create { .. }
+            | Effect::Restore { .. }
+            | Effect::Forget { .. }
+            | Effect::Resumed { .. }
+            | Effect::Signal { .. }
+            | Effect::Occurred { .. }
             | Effect::Reclaim { .. }
             | Effect::Notify { .. }
             | Effect::LeaseGone { .. }

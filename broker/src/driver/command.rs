@@ -206,12 +206,18 @@ pub(crate) enum SessionNotice {
 }
 
 impl SessionNotice {
-    pub(super) fn new(notice: Notice, now: Time) -> Self {
+    /// `None` for what the protocol does not carry.
+    pub(super) fn new(notice: Notice, now: Time) -> Option<Self> {
         match notice {
             Notice::Recall { lease, device, bytes, deadline } => {
-                Self::Recall { lease, device, bytes, within: deadline.since(now) }
+                Some(Self::Recall { lease, device, bytes, within: deadline.since(now) })
             }
-            Notice::Ended { lease, denial } => Self::Ended { lease, denial },
+            Notice::Ended { lease, denial } => Some(Self::Ended { lease, denial }),
+            Notice::Suspend { .. }
+            | Notice::SwapOut { .. }
+            | Notice::SuspendCancelled { .. }
+            | Notice::SegmentBack { .. }
+            | Notice::Pinned { .. } => None,
         }
     }
 }

@@ -106,6 +106,7 @@ impl Accounts {
             limit: table.limit.map(|limit| limit.of(capacity)),
             weight: table.weight.unwrap_or(NonZeroU32::MIN),
             leases_max: table.leases_max,
+            ..Budget::default()
         };
         Budgets {
             host: budget(&self.host),
@@ -114,6 +115,7 @@ impl Accounts {
             default_user: budget(&self.default_user),
             jobs: self.jobs.iter().map(|(pattern, table)| (pattern.clone(), budget(table))).collect(),
             default_job: Budget::default(),
+            memberships: BTreeMap::new(),
         }
     }
 }

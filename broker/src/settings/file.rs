@@ -98,6 +98,7 @@ impl File {
             sessions_max: bound("sessions", bounds.sessions, usual.sessions_max)?,
             asks_max: bound("asks", bounds.asks, usual.asks_max)?,
             leases_max: bound("leases", bounds.leases, usual.leases_max)?,
+            ..usual
         })
     }
 

@@ -85,6 +85,10 @@ impl From<Reason> for Exit {
             | Reason::BehindOthers
             | Reason::Barrier
             | Reason::Draining
+            | Reason::Recalled
+            | Reason::ArenaFull
+            | Reason::PinnedFull
+            | Reason::Suspended
             | Reason::WaitOver => Self::NoRoom,
             Reason::OverBudget
             | Reason::TooLarge
@@ -93,7 +97,7 @@ impl From<Reason> for Exit {
             | Reason::NoSuchLease
             | Reason::NoSuchSegment
             | Reason::NotAllowed => Self::NotAllowed,
-            Reason::Malformed | Reason::NoSuchDevice => Self::Usage,
+            Reason::Malformed | Reason::NoSuchDevice | Reason::ImpossibleBudget => Self::Usage,
             Reason::Stopping | Reason::NoSuchSession => Self::NoBroker,
             Reason::WouldDeadlock
             | Reason::Ending

@@ -41,6 +41,14 @@ reasons! {
     Barrier "barrier";
     /// The bytes it needs were given back and are on their way through the driver.
     Draining "draining";
+    /// Bytes were asked of their holders, or a holder is being swapped out for it.
+    Recalled "recalled";
+    /// There is no host memory left for a copy of it, so it could not be suspended.
+    ArenaFull "arena_full";
+    /// What can't be moved has reached its bound on the device.
+    PinnedFull "pinned_full";
+    /// Its lease is suspended, or on its way out or back.
+    Suspended "suspended";
 
     // Why a request was refused.
     /// It is more than a limit of its account will ever allow.
@@ -77,6 +85,8 @@ reasons! {
     Withdrawn "withdrawn";
     /// The broker is stopping.
     Stopping "stopping";
+    /// Budgets promise more than there is.
+    ImpossibleBudget "impossible_budget";
     /// The caller is not allowed to do this.
     NotAllowed "not_allowed";
 }

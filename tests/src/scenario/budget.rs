@@ -116,5 +116,10 @@ pub(super) enum Taken {
 
 fn budget(line: &mut Line) -> Result<Budget, String> {
     let weight = line.id_after("weight")?.unwrap_or(Budget::default().weight);
-    Ok(Budget { limit: line.size_after("limit")?, weight, leases_max: line.id_after("leases")? })
+    Ok(Budget {
+        limit: line.size_after("limit")?,
+        weight,
+        leases_max: line.id_after("leases")?,
+        ..Budget::default()
+    })
 }

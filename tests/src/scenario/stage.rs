@@ -144,6 +144,11 @@ impl Stage {
             | Effect::Allocated { .. }
             | Effect::Notify { .. }
             | Effect::Overdue { .. }
+            | Effect::Restore { .. }
+            | Effect::Forget { .. }
+            | Effect::Signal { .. }
+            | Effect::Occurred { .. }
+            | Effect::Resumed { .. }
             | Effect::LeaseGone { .. }
             | Effect::SessionGone { .. }
             | Effect::ProcessGone { .. } => None,

@@ -1,6 +1,6 @@
 //! Effects as sentences.
 
-use gpulease_arbiter::{AskView, Effect, LeaseView, Notice, RequestId, Snapshot};
+use gpulease_arbiter::{AskView, Effect, LeaseView, Notice, Occurrence, RequestId, Signal, Snapshot};
 use gpulease_words::{AskId, Bytes, LeaseId};
 
 use super::budget::Setting;
@@ -18,12 +18,17 @@ pub(super) fn request(effect: &Effect) -> Option<RequestId> {
         | Effect::Resized { request, .. }
         | Effect::Released { request, .. }
         | Effect::Recalled { request, .. }
+        | Effect::Resumed { request, .. }
         | Effect::Allocated { request, .. } => Some(*request),
         Effect::Granted { request, .. } => *request,
         Effect::Create { .. }
         | Effect::Reclaim { .. }
         | Effect::Notify { .. }
         | Effect::Overdue { .. }
+        | Effect::Restore { .. }
+        | Effect::Forget { .. }
+        | Effect::Signal { .. }
+        | Effect::Occurred { .. }
         | Effect::LeaseGone { .. }
         | Effect::SessionGone { .. }
         | Effect::ProcessGone { .. } => None,
@@ -65,6 +70,27 @@ pub(super) fn sentence(effect: &Effect, snapshot: &Snapshot, setting: &Setting) 
         Effect::LeaseGone { lease } => format!("{lease} is gone, all of it credited"),
         Effect::SessionGone { session } => format!("{session} is gone"),
         Effect::ProcessGone { process } => format!("{process} needs no watching any more"),
+        Effect::Restore { segment, lease, device, bytes, .. } => {
+            format!("device {device}: make {segment} again, {bytes} for {lease}")
+        }
+        Effect::Forget { segment } => format!("the host copy of {segment} is dropped"),
+        Effect::Resumed { lease, .. } => format!("{lease} has its memory"),
+        Effect::Signal { process, signal: Signal::Term } => format!("{process} is told to end"),
+        Effect::Signal { process, signal: Signal::Kill } => format!("{process} is ended"),
+        Effect::Occurred { lease, what } => format!("{lease} {}", occurred(what)),
+    }
+}
+
+fn occurred(what: &Occurrence) -> String {
+    match what {
+        Occurrence::Suspending => "is asked to drain".to_owned(),
+        Occurrence::Suspended => "is suspended".to_owned(),
+        Occurrence::Resuming => "comes back".to_owned(),
+        Occurrence::Resumed => "is back".to_owned(),
+        Occurrence::SuspendCancelled(why) => format!("is not suspended: {why}"),
+        Occurrence::SwapFailed(why) => format!("can't be swapped out: {why}"),
+        Occurrence::Pinned(why) => format!("moves no more: {why}"),
+        Occurrence::Terminated => "is ended by policy".to_owned(),
     }
 }
 
@@ -74,6 +100,11 @@ fn told(notice: &Notice) -> String {
             format!("{bytes} of {lease} are wanted back on device {device} by {}", clock(*deadline))
         }
         Notice::Ended { lease, denial } => format!("{lease} ends: {denial}"),
+        Notice::Suspend { lease, deadline } => format!("drain {lease} by {}", clock(*deadline)),
+        Notice::SwapOut { lease } => format!("swap {lease} out"),
+        Notice::SuspendCancelled { lease, why } => format!("open the gate of {lease}: {why}"),
+        Notice::SegmentBack { lease, segment } => format!("{segment} of {lease} is back"),
+        Notice::Pinned { lease } => format!("{lease} moves no more"),
     }
 }
 

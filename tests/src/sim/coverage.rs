@@ -5,14 +5,16 @@ use std::fmt;
 
 use gpulease_arbiter::{Denial, Effect, Event, Notice};
 
-/// The names of a closed enum's variants, and the name of one value's.
+/// The names of a closed enum's variants, and the name of one value's. Behind the semicolon: what does not happen in this
+/// world, where nothing moves and budgets stay.
 macro_rules! kinds {
-    ($name:ident, $all:ident, $of:ident: $($variant:ident)*) => {
+    ($name:ident, $all:ident, $of:ident: $($variant:ident)*; $($still:ident)*) => {
         const $all: &[&str] = &[$(stringify!($variant),)*];
 
         const fn $name(value: &$of) -> &'static str {
             match value {
                 $($of::$variant { .. } => stringify!($variant),)*
+                $($of::$still { .. } => stringify!($still),)*
             }
         }
     };
@@ -20,20 +22,23 @@ macro_rules! kinds {
 
 kinds! { event_name, EVENTS, Event:
     Open Adrift Rejoined Close Died Acquire Unattended Withdraw Join Admit Resize Release Allocate Abandoned Created
-    CreateFailed Claimed Free Freed Unproven OffBook Overhead DeviceLost Recall
+    CreateFailed Claimed Free Freed Unproven OffBook Overhead DeviceLost Recall;
+    Drained SwappedOut SwapFailed Resume Restored Idle Pin SetBudgets
 }
 
 kinds! { effect_name, EFFECTS, Effect:
     Opened Denied Done Queued Granted Joined Resized Released Recalled Create Allocated Reclaim Notify Overdue
-    LeaseGone SessionGone ProcessGone
+    LeaseGone SessionGone ProcessGone;
+    Restore Forget Resumed Signal Occurred
 }
 
-kinds! { notice_name, NOTICES, Notice: Recall Ended }
+kinds! { notice_name, NOTICES, Notice: Recall Ended; Suspend SwapOut SuspendCancelled SegmentBack Pinned }
 
 kinds! { denial_name, DENIALS, Denial:
     OverBudget AccountFull TooLarge TooManyDevices BeyondLease NoRoom WaitOver TooMany NoSuchLease NoSuchSegment
     NoSuchDevice NoSuchSession Malformed WouldDeadlock Ending Overdue DeviceRefused DeviceLost Withdrawn EndedByOther
-    OutOfIds NotAllowed AccountDue
+    OutOfIds NotAllowed AccountDue;
+    Suspended ArenaFull PinnedFull GuaranteesTooLarge GuaranteeOverParent GuaranteeOverLimit GuaranteeUncounted
 }
 
 /// How often each kind of thing happened.
@@ -70,6 +75,11 @@ impl Coverage {
             | Effect::Allocated { .. }
             | Effect::Reclaim { .. }
             | Effect::Overdue { .. }
+            | Effect::Restore { .. }
+            | Effect::Forget { .. }
+            | Effect::Signal { .. }
+            | Effect::Occurred { .. }
+            | Effect::Resumed { .. }
             | Effect::LeaseGone { .. }
             | Effect::SessionGone { .. }
             | Effect::ProcessGone { .. } => {}

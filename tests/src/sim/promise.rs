@@ -50,7 +50,13 @@ fn wait_says_why(ask: &AskView) -> Result<(), Broken> {
     let said = match ask.reason {
         Reason::NoRoom => !ask.short_by.is_zero() && ask.device.is_some(),
         Reason::AccountLimit => ask.account.is_some(),
-        Reason::Barrier | Reason::BehindOthers | Reason::Draining => true,
+        Reason::Barrier
+        | Reason::BehindOthers
+        | Reason::Draining
+        | Reason::Recalled
+        | Reason::ArenaFull
+        | Reason::PinnedFull
+        | Reason::Suspended => true,
         Reason::OverBudget
         | Reason::TooLarge
         | Reason::BeyondLease
@@ -68,6 +74,7 @@ fn wait_says_why(ask: &AskView) -> Result<(), Broken> {
         | Reason::DeviceLost
         | Reason::Withdrawn
         | Reason::Stopping
+        | Reason::ImpossibleBudget
         | Reason::NotAllowed => false,
     };
     ensure!(said, "I11: {} waits and its reason has no figure: {ask:?}", ask.id);

@@ -95,6 +95,7 @@ fn budgets(dice: &mut Dice, total: u64) -> Budgets {
         default_user: budget(dice, total),
         jobs: if dice.one_in(2) { vec![("sweep-*".to_owned(), budget(dice, total))] } else { Vec::new() },
         default_job: if dice.one_in(3) { budget(dice, total) } else { Budget::default() },
+        memberships: BTreeMap::new(),
     }
 }
 
@@ -103,6 +104,7 @@ fn budget(dice: &mut Dice, total: u64) -> Budget {
         limit: (!dice.one_in(3)).then(|| granules(dice.between(total / 4 + 1, total + 2))),
         weight: NonZeroU32::new(dice.count(1, 4)).expect("at least one"),
         leases_max: dice.one_in(5).then(|| dice.count(1, 5)),
+        ..Budget::default()
     }
 }
 

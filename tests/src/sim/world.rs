@@ -208,6 +208,11 @@ impl World {
             | Effect::Recalled { .. }
             | Effect::Notify { .. }
             | Effect::Overdue { .. }
+            | Effect::Restore { .. }
+            | Effect::Forget { .. }
+            | Effect::Signal { .. }
+            | Effect::Occurred { .. }
+            | Effect::Resumed { .. }
             | Effect::LeaseGone { .. }
             | Effect::SessionGone { .. }
             | Effect::ProcessGone { .. } => {}

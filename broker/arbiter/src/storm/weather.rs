@@ -33,6 +33,7 @@ impl Storm {
             limit,
             weight: NonZeroU32::MIN.saturating_add(u32::try_from(self.under(4)).expect("small")),
             leases_max,
+            ..Budget::default()
         }
     }
 
@@ -44,6 +45,7 @@ impl Storm {
             default_user: self.budget(50),
             jobs: vec![("a*".to_owned(), self.budget(40))],
             default_job: self.budget(40),
+            memberships: BTreeMap::new(),
         }
     }
 

@@ -32,6 +32,7 @@ pub(crate) enum Answer {
     Granted(LeaseId),
     Joined(LeaseId),
     Resized,
+    Resumed,
     Released(Bytes),
     Recalled(Bytes),
     Allocated(SegmentId),
@@ -394,7 +395,12 @@ fn answer(effect: &Effect) -> Option<(RequestId, Answer)> {
         Effect::Released { request, draining, .. } => (request, Answer::Released(draining)),
         Effect::Recalled { request, bytes, .. } => (request, Answer::Recalled(bytes)),
         Effect::Allocated { request, segment, .. } => (request, Answer::Allocated(segment)),
+        Effect::Resumed { request, .. } => (request, Answer::Resumed),
         Effect::Create { .. }
+        | Effect::Restore { .. }
+        | Effect::Forget { .. }
+        | Effect::Signal { .. }
+        | Effect::Occurred { .. }
         | Effect::Reclaim { .. }
         | Effect::Notify { .. }
         | Effect::Overdue { .. }

@@ -19,7 +19,15 @@ fn request_of(event: &Event) -> Option<RequestId> {
         | Event::Release { request, .. }
         | Event::Allocate { request, .. }
         | Event::Free { request, .. }
-        | Event::Recall { request, .. } => Some(*request),
+        | Event::Recall { request, .. }
+        | Event::Resume { request, .. }
+        | Event::Pin { request, .. }
+        | Event::SetBudgets { request, .. } => Some(*request),
+        Event::Drained { .. }
+        | Event::SwappedOut { .. }
+        | Event::SwapFailed { .. }
+        | Event::Restored { .. }
+        | Event::Idle { .. } => None,
         Event::Adrift { .. }
         | Event::Rejoined { .. }
         | Event::Died { .. }
@@ -93,7 +101,16 @@ impl Model {
             | Event::Release { .. }
             | Event::Allocate { .. }
             | Event::Free { .. }
+            | Event::Resume { .. }
+            | Event::Pin { .. }
+            | Event::SetBudgets { .. }
             | Event::Recall { .. } => unreachable!("it has a request"),
+            // Nothing moves in this world: it has no arena.
+            Event::Drained { .. }
+            | Event::SwappedOut { .. }
+            | Event::SwapFailed { .. }
+            | Event::Restored { .. }
+            | Event::Idle { .. } => {}
         }
     }
 

@@ -10,7 +10,7 @@ use super::ledger::{Tally, add};
 use super::{Aim, AskFact, Model, Node};
 
 /// Accounts without a budget of their own are as this one.
-static UNLIMITED: Budget = Budget { limit: None, weight: std::num::NonZeroU32::MIN, leases_max: None };
+static UNLIMITED: std::sync::LazyLock<Budget> = std::sync::LazyLock::new(Budget::default);
 
 /// What barriers keep from those who come after them.
 #[derive(Clone, Debug, Default)]

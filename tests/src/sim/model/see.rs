@@ -21,7 +21,7 @@ impl Model {
             Effect::Resized { request, lease } => self.see_resized(*request, *lease),
             Effect::Released { request, lease, draining } => self.see_released(*request, *lease, *draining),
             Effect::Recalled { request, lease, bytes } => self.see_recalled(*request, *lease, *bytes),
-            Effect::Create { segment, lease, device, bytes, kind } => {
+            Effect::Create { segment, lease, device, bytes, kind, .. } => {
                 self.see_create(*segment, *lease, *device, *bytes, *kind)
             }
             Effect::Allocated { request, segment, process } => {
@@ -33,6 +33,11 @@ impl Model {
             Effect::LeaseGone { lease } => self.see_lease_gone(*lease),
             Effect::SessionGone { session } => self.see_session_gone(*session),
             Effect::ProcessGone { process } => self.see_process_gone(*process),
+            Effect::Restore { .. }
+            | Effect::Forget { .. }
+            | Effect::Resumed { .. }
+            | Effect::Signal { .. }
+            | Effect::Occurred { .. } => Err(Broken(format!("nothing moves here, and yet {effect:?}"))),
         }
     }
 
@@ -256,6 +261,11 @@ impl Model {
                     recall.untold.remove(device);
                 }
             }
+            Notice::Suspend { .. }
+            | Notice::SwapOut { .. }
+            | Notice::SuspendCancelled { .. }
+            | Notice::SegmentBack { .. }
+            | Notice::Pinned { .. } => return Err(Broken(format!("nothing moves here, and yet {notice:?}"))),
             Notice::Ended { lease, .. } => {
                 let fact = self.leases.get_mut(lease).expect("it was judged");
                 ensure!(fact.ended && is_member(fact), "{session} is told that {lease} ended");

@@ -40,7 +40,15 @@ impl Model {
             | Event::Unproven { .. }
             | Event::OffBook { .. }
             | Event::Overhead { .. }
+            | Event::Drained { .. }
+            | Event::SwappedOut { .. }
+            | Event::SwapFailed { .. }
+            | Event::Restored { .. }
+            | Event::Idle { .. }
             | Event::DeviceLost { .. } => unreachable!("it has no request"),
+            Event::Resume { .. } | Event::Pin { .. } | Event::SetBudgets { .. } => {
+                unreachable!("nobody asks for it in this world")
+            }
         }
     }
 
