@@ -113,10 +113,10 @@ pub enum AccessError {
 
 /// Maps what was handed over, chunks side by side; blocks.
 pub(crate) fn map_chunks(gpus: &Gpus, device: &Device, chunks: &[Chunk]) -> Result<Memory, MapError> {
+    let chunks: Vec<_> = chunks.iter().map(|chunk| (chunk.descriptor.as_fd(), chunk.bytes)).collect();
     match device.kind {
-        DeviceKind::Host => HostMapping::of(chunks).map(Memory::Host),
+        DeviceKind::Host => HostMapping::of(&chunks).map(Memory::Host),
         DeviceKind::Cuda => {
-            let chunks: Vec<_> = chunks.iter().map(|chunk| (chunk.descriptor.as_fd(), chunk.bytes)).collect();
             Ok(Memory::Cuda(Mapping::of_descriptors(&gpus.context(device)?, &chunks)?))
         }
     }

@@ -9,7 +9,7 @@
 //!
 //! | no context | a context, which the call makes current and takes away again |
 //! |---|---|
-//! | [`Driver`], [`Device`], [`Allocation`], [`Reservation`] | [`Context`], [`Stream`], [`Event`], [`DeviceMemory`], [`IpcMapping`], [`Mapping`], [`PinnedMemory`], [`HostRegistration`] |
+//! | [`Driver`], [`Device`], [`Allocation`], [`Reservation`] | [`Context`], [`Stream`], [`Event`], [`DeviceMemory`], [`IpcMapping`], [`Mapping`], [`Site`], [`PinnedMemory`], [`HostRegistration`] |
 //!
 //! Memory on the card ends only when every mapping, handle and descriptor of it, in every process,
 //! is gone. Types here free their own share when dropped; a failure on the way is kept and read
@@ -43,6 +43,7 @@ mod ipc;
 mod mapping;
 mod pinned;
 mod reservation;
+mod site;
 mod stream;
 mod symbols;
 mod unavailable;
@@ -58,5 +59,6 @@ pub use ipc::{DeviceMemory, IpcHandle, IpcMapping};
 pub use mapping::{Mapping, ViewError};
 pub use pinned::{HostRegistration, PinnedMemory};
 pub use reservation::{Access, DevicePtr, Reservation};
+pub use site::Site;
 pub use stream::{Event, Stream};
 pub use unavailable::Unavailable;

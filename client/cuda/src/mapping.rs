@@ -8,29 +8,20 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError};
 use gpulease_words::Bytes;
 
-use crate::allocation::{Allocation, size};
+use crate::allocation::size;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ipc::{IpcHandle, IpcMapping};
-use crate::reservation::{Access, DevicePtr, Reservation};
+use crate::reservation::{DevicePtr, Reservation};
+use crate::site::{Held, Site, place};
 
 /// Memory that came by descriptors or by an IPC handle, mapped for one device until dropped.
 ///
 /// Dropping it waits for all work in the context, on every stream, and unmaps.
 #[derive(Debug)]
 pub struct Mapping {
-    context: Context,
-    ptr: DevicePtr,
-    bytes: Bytes,
     slice: OnceLock<Borrowed>,
-    // Dropped after everything that points into it.
-    _memory: Held,
-}
-
-#[derive(Debug)]
-enum Held {
-    Chunks { _range: Reservation },
-    Ipc { _mapping: IpcMapping },
+    site: Arc<Site>,
 }
 
 /// Why a mapping can't be seen on a stream.
@@ -59,17 +50,10 @@ impl Mapping {
     /// # Errors
     /// What the driver says; nothing stays mapped then.
     pub fn of_descriptors(context: &Context, chunks: &[(BorrowedFd<'_>, Bytes)]) -> Result<Self, CudaError> {
-        let (device, driver) = (context.device(), context.driver());
         let bytes = chunks.iter().map(|(_, bytes)| *bytes).sum();
-        let mut range = Reservation::reserve(driver, bytes)?;
-        let mut at = Bytes::ZERO;
-        for (descriptor, bytes) in chunks {
-            // The mapping alone keeps the memory, so that the handle can go at once.
-            range.map(&Allocation::import(driver, *descriptor, *bytes)?, at)?;
-            at = [at, *bytes].into_iter().sum();
-        }
-        range.set_access(device, Access::ReadWrite)?;
-        Ok(Self::over(context, range.base(), bytes, Held::Chunks { _range: range }))
+        let mut range = Reservation::reserve(context.driver(), bytes)?;
+        place(context, &mut range, chunks)?;
+        Ok(Self::over(context, range.base(), bytes, Held::Chunks(range)))
     }
 
     /// Opens an IPC handle whose memory is said to have so many bytes.
@@ -84,20 +68,26 @@ impl Mapping {
         Ok(Self::over(context, mapping.ptr(), bytes, Held::Ipc { _mapping: mapping }))
     }
 
-    fn over(context: &Context, ptr: DevicePtr, bytes: Bytes, memory: Held) -> Self {
-        Self { context: context.clone(), ptr, bytes, slice: OnceLock::new(), _memory: memory }
+    fn over(context: &Context, ptr: DevicePtr, bytes: Bytes, held: Held) -> Self {
+        Self { slice: OnceLock::new(), site: Arc::new(Site::new(context, ptr, bytes, held)) }
     }
 
     /// Its first address, the same for its whole life.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        self.ptr
+        self.site.ptr()
     }
 
     /// Its size.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
-        self.bytes
+        self.site.bytes()
+    }
+
+    /// Its addresses, for who moves the memory behind them. They are given up with the mapping.
+    #[must_use]
+    pub fn site(&self) -> &Arc<Site> {
+        &self.site
     }
 
     /// All of it as values of `T`, as many as fit, in cudarc's own type.
@@ -129,11 +119,11 @@ impl Mapping {
     }
 
     fn values<T>(&self) -> Result<usize, ViewError> {
-        size(self.bytes).checked_div(size_of::<T>()).ok_or(ViewError::NoSize)
+        size(self.bytes()).checked_div(size_of::<T>()).ok_or(ViewError::NoSize)
     }
 
     fn slice(&self, stream: &Arc<CudaStream>) -> Result<&Borrowed, ViewError> {
-        let (memory, other) = (self.context.device(), stream.context());
+        let (memory, other) = (self.site.context().device(), stream.context());
         if memory.raw() != other.cu_device() {
             return Err(ViewError::OtherDevice { memory: memory.ordinal(), stream: other.ordinal() });
         }
@@ -150,14 +140,18 @@ impl Mapping {
         stream.context().new_event(None).map_err(failed)?;
         // SAFETY: the range is mapped and readable and writable for the context's device, which is
         // the stream's. `Borrowed` goes before the mapping does and never frees the memory.
-        let slice = unsafe { stream.upgrade_device_ptr(self.ptr.raw(), size(self.bytes)) };
+        let slice = unsafe { stream.upgrade_device_ptr(self.ptr().raw(), size(self.bytes())) };
         Ok(Borrowed(ManuallyDrop::new(slice)))
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.context.driver().keep(self.context.synchronize());
+        let context = self.site.context();
+        context.driver().keep(context.synchronize());
+        // What points into the memory goes before it does.
+        drop(self.slice.take());
+        self.site.close();
     }
 }
 

@@ -1,0 +1,116 @@
+//! Host memory of the broker's arena, in which a segment's bytes stay while they are not on the device.
+
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+use std::slice;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpulease_cuda::{Context, CudaError, HostRegistration};
+use gpulease_words::Bytes;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::host::{check_length, failed, size};
+use crate::memory::MapError;
+use crate::swap::sums::PIECE;
+
+/// A mapped memory file that takes one segment's bytes. Dropping it unmaps it.
+///
+/// Copies to and from a GPU reach the link's speed once it is registered with the driver (page-locked), which takes
+/// about 40 ms a GiB and so is done ahead of time.
+#[derive(Debug)]
+pub struct HostCopy {
+    // Given up before the memory that it locks.
+    registration: Mutex<Option<HostRegistration>>,
+    memory: Memory,
+}
+
+/// Unmapped when dropped.
+#[derive(Debug)]
+struct Memory {
+    start: NonNull<c_void>,
+    length: usize,
+}
+
+// SAFETY: the range belongs to this value alone, wherever it goes; who writes to it orders that by itself.
+unsafe impl Send for Memory {}
+// SAFETY: through a shared reference only addresses are handed out, and slices by unsafe calls.
+unsafe impl Sync for Memory {}
+
+impl HostCopy {
+    /// Maps a memory file of at least so many bytes. A forked child does not inherit it.
+    ///
+    /// # Errors
+    /// [`MapError::Host`], [`MapError::Short`].
+    pub fn map(descriptor: BorrowedFd<'_>, bytes: Bytes) -> Result<Self, MapError> {
+        check_length(descriptor, bytes)?;
+        let (access, length) = (ProtFlags::READ | ProtFlags::WRITE, size(bytes));
+        // SAFETY: a null hint lets the kernel choose a range that nothing else uses.
+        let start = unsafe { mmap(null_mut(), length, access, MapFlags::SHARED, descriptor, 0) };
+        let start = start.map_err(|errno| failed(bytes, errno.into()))?;
+        let start = NonNull::new(start).expect("the kernel maps nothing at address zero unasked");
+        let memory = Memory { start, length };
+        // SAFETY: the range is ours; the advice changes nothing for this process.
+        unsafe { madvise(start.as_ptr(), length, Advice::LinuxDontFork) }
+            .map_err(|errno| failed(bytes, errno.into()))?;
+        Ok(Self { registration: Mutex::default(), memory })
+    }
+
+    /// Page-locks it for every context of this process, and touches it by that; once is enough. Blocks.
+    ///
+    /// # Errors
+    /// What the driver says. Without it copies still work, several times slower.
+    pub fn register(&self, context: &Context) -> Result<(), CudaError> {
+        let mut registration = self.registration();
+        if registration.is_none() {
+            // SAFETY: the range is mapped as long as `self` lives, and the registration goes before it.
+            let locked = unsafe { HostRegistration::register(context, self.memory.start.cast(), self.bytes()) };
+            *registration = Some(locked?);
+        }
+        Ok(())
+    }
+
+    /// Whether it is page-locked.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.registration().is_some()
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        Bytes::new(self.memory.length as u64)
+    }
+
+    /// Where a piece begins, and how much it has.
+    pub(crate) fn piece(&self, piece: usize) -> (NonNull<u8>, Bytes) {
+        let at = piece * size(PIECE);
+        assert!(at < self.memory.length, "who asks for a piece has counted them");
+        // SAFETY: it lies inside the range, as was just checked.
+        let start = unsafe { self.memory.start.cast::<u8>().add(at) };
+        (start, Bytes::new((self.memory.length - at) as u64).min(PIECE))
+    }
+
+    /// A piece's bytes.
+    ///
+    /// # Safety
+    /// Nothing writes to the piece meanwhile.
+    pub(crate) unsafe fn bytes_of(&self, piece: usize) -> &[u8] {
+        let (start, bytes) = self.piece(piece);
+        // SAFETY: the range is mapped while `self` lives, and file memory is always initialised; the caller vouches
+        // that nothing writes.
+        unsafe { slice::from_raw_parts(start.as_ptr(), size(bytes)) }
+    }
+
+    fn registration(&self) -> MutexGuard<'_, Option<HostRegistration>> {
+        self.registration.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours, and every reference into it borrowed the copy that is going.
+        let unmapped = unsafe { munmap(self.start.as_ptr(), self.length) };
+        unmapped.expect("a range that was mapped can be unmapped");
+    }
+}

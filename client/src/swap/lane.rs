@@ -1,0 +1,395 @@
+//! The way of bytes between a device and a host copy, in one direction at a time.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use gpulease_cuda::{Context, CudaError, DevicePtr, Event, Stream};
+use gpulease_words::Bytes;
+
+use crate::host::{HostSite, size};
+use crate::swap::crew::{Pieces, work};
+use crate::swap::host_copy::HostCopy;
+use crate::swap::site::Site;
+use crate::swap::sums::{PIECE, Sums, SumsBeingMade, sum};
+
+/// Two, so that one's copy runs while the next one's is being started.
+const STREAMS: usize = 2;
+
+/// How many pieces are queued at a time: 5 ms of the link's work, far more than a thread needs to wake up.
+const QUEUED: usize = 16;
+
+/// A way between a device and host copies. Two lanes carry bytes out and in at the same time.
+#[derive(Debug)]
+pub enum Lane {
+    /// Between host memory and host memory.
+    Host,
+    /// Between a GPU and host memory, on streams of its own.
+    Cuda(CudaLane),
+}
+
+/// The streams of a lane.
+#[derive(Debug)]
+pub struct CudaLane {
+    context: Context,
+    streams: [Stream; STREAMS],
+}
+
+/// Why bytes did not get across.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SwapError {
+    /// The driver failed.
+    #[error("the copy failed: {0}")]
+    Cuda(#[from] CudaError),
+    /// What is in the host copy is not what was put there.
+    #[error("the host copy was changed at {at} of {of}: its check sum is not the one it was made with")]
+    Corrupt {
+        /// Where the piece begins.
+        at: Bytes,
+        /// The segment's size.
+        of: Bytes,
+    },
+    /// Site and host copy have different sizes, or the lane is for another kind of device.
+    #[error("a segment of {site} does not go into a host copy of {copy} on this lane")]
+    Mismatch {
+        /// The segment's size.
+        site: Bytes,
+        /// The host copy's.
+        copy: Bytes,
+    },
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Out,
+    Back,
+}
+
+impl Lane {
+    /// A lane for a GPU, with streams of its own.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn cuda(context: &Context) -> Result<Self, CudaError> {
+        let streams = [Stream::new(context)?, Stream::new(context)?];
+        Ok(Self::Cuda(CudaLane { context: context.clone(), streams }))
+    }
+
+    /// Copies a segment's bytes out and sums them. `then` is called as soon as the last byte is across, while the
+    /// last sums are still made: the memory can be given up then. Blocks for as long as the link takes.
+    ///
+    /// # Errors
+    /// What the driver says; `then` was not called, and the segment is as it was.
+    ///
+    /// # Safety
+    /// There is memory at the site and nothing writes to it; nothing uses the host copy.
+    pub unsafe fn out<R>(
+        &self,
+        site: &Site,
+        copy: &HostCopy,
+        then: impl FnOnce() -> R,
+    ) -> Result<(Sums, R), SwapError> {
+        let sums = SumsBeingMade::of(copy.bytes());
+        let add = |piece| {
+            // SAFETY: the piece is across, and the caller vouches that nothing else writes to the copy.
+            sums.set(piece, unsafe { copy.bytes_of(piece) });
+            Ok(())
+        };
+        let then = match Crossing::new(self, site, copy)? {
+            Crossing::Host(from) => {
+                // SAFETY: the caller's promise, for both ranges; each piece is copied by one thread.
+                let carry = |piece| unsafe { copy_here(from, copy, piece, Way::Out) };
+                in_turn(copy, carry, add)?;
+                then()
+            }
+            Crossing::Pageable(lane, at) => {
+                // SAFETY: as above.
+                let carry = |piece| unsafe { lane.copy(at, copy, piece, Way::Out) };
+                in_turn(copy, carry, add)?;
+                then()
+            }
+            Crossing::Pinned(lane, at) => {
+                let pieces = Pieces::coming(Sums::pieces(copy.bytes()));
+                let (summed, crossed) = work(&pieces, add, || {
+                    // SAFETY: the caller's promise.
+                    let crossed = unsafe { lane.carry(at, copy, Way::Out, || pieces.arrived()) };
+                    match crossed {
+                        Ok(()) => Ok(then()),
+                        Err(error) => {
+                            pieces.over();
+                            Err(error)
+                        }
+                    }
+                });
+                let then = crossed?;
+                summed?;
+                then
+            }
+        };
+        Ok((sums.done(), then))
+    }
+
+    /// Copies a segment's bytes back, and checks them on the way. Blocks for as long as the link takes.
+    ///
+    /// # Errors
+    /// [`SwapError::Corrupt`], or what the driver says: what is at the site is not to be used then. The host copy is
+    /// as it was.
+    ///
+    /// # Safety
+    /// There is memory at the site and nothing uses it; nothing writes to the host copy.
+    pub unsafe fn back(&self, site: &Site, copy: &HostCopy, sums: &Sums) -> Result<(), SwapError> {
+        let check = |piece| {
+            // SAFETY: the caller vouches that nothing writes to the copy.
+            let found = sum(unsafe { copy.bytes_of(piece) });
+            let at = Bytes::new(piece as u64 * PIECE.get());
+            if sums.get(piece) == Some(found) { Ok(()) } else { Err(SwapError::Corrupt { at, of: copy.bytes() }) }
+        };
+        match Crossing::new(self, site, copy)? {
+            Crossing::Host(to) => {
+                // SAFETY: the caller's promise, for both ranges; each piece is copied by one thread.
+                in_turn(copy, |piece| unsafe { copy_here(to, copy, piece, Way::Back) }, check)
+            }
+            // SAFETY: as above.
+            Crossing::Pageable(lane, at) => {
+                in_turn(copy, |piece| unsafe { lane.copy(at, copy, piece, Way::Back) }, check)
+            }
+            Crossing::Pinned(lane, at) => {
+                // The host copy only is summed, so that nobody waits for the other.
+                let pieces = Pieces::all(Sums::pieces(copy.bytes()));
+                // SAFETY: the caller's promise.
+                let carry = || unsafe { lane.carry(at, copy, Way::Back, || {}) };
+                let (checked, crossed) = work(&pieces, check, carry);
+                checked.and(crossed.map_err(SwapError::Cuda))
+            }
+        }
+    }
+}
+
+/// How the bytes of one segment get across.
+enum Crossing<'a> {
+    Host(&'a HostSite),
+    /// The driver stages pageable memory by itself, slowly, so that several threads help.
+    Pageable(&'a CudaLane, DevicePtr),
+    /// Pinned memory is read and written by the device itself.
+    Pinned(&'a CudaLane, DevicePtr),
+}
+
+impl<'a> Crossing<'a> {
+    fn new(lane: &'a Lane, site: &'a Site, copy: &HostCopy) -> Result<Self, SwapError> {
+        let mismatch = SwapError::Mismatch { site: site.bytes(), copy: copy.bytes() };
+        if site.bytes() != copy.bytes() {
+            return Err(mismatch);
+        }
+        match (lane, site) {
+            (Lane::Host, Site::Host(site)) => Ok(Self::Host(site)),
+            (Lane::Cuda(lane), Site::Cuda(site)) if copy.is_registered() => Ok(Self::Pinned(lane, site.ptr())),
+            (Lane::Cuda(lane), Site::Cuda(site)) => Ok(Self::Pageable(lane, site.ptr())),
+            (Lane::Host, Site::Cuda(_)) | (Lane::Cuda(_), Site::Host(_)) => Err(mismatch),
+        }
+    }
+}
+
+/// Each piece is carried and then summed by the same thread.
+fn in_turn(
+    copy: &HostCopy,
+    carry: impl Fn(usize) -> Result<(), CudaError> + Sync,
+    sum: impl Fn(usize) -> Result<(), SwapError> + Sync,
+) -> Result<(), SwapError> {
+    let pieces = Pieces::all(Sums::pieces(copy.bytes()));
+    work(&pieces, |piece| carry(piece).map_err(SwapError::Cuda).and_then(|()| sum(piece)), || ()).0
+}
+
+/// Copies a piece between host memory and host memory.
+///
+/// # Safety
+/// There is memory at the site; nothing writes to the source or uses the target meanwhile.
+unsafe fn copy_here(site: &HostSite, copy: &HostCopy, piece: usize, way: Way) -> Result<(), CudaError> {
+    let (there, bytes) = copy.piece(piece);
+    // SAFETY: site and copy have the same size, so that the piece lies inside of both; the caller vouches for the rest.
+    unsafe {
+        let here = site.start().add(piece * size(PIECE));
+        match way {
+            Way::Out => there.copy_from_nonoverlapping(here, size(bytes)),
+            Way::Back => here.copy_from_nonoverlapping(there, size(bytes)),
+        }
+    }
+    Ok(())
+}
+
+impl CudaLane {
+    /// Carries all pieces, and says of each, in order, that it is across. No copy is under way when it returns.
+    ///
+    /// # Safety
+    /// As [`Lane::out`] and [`Lane::back`]; the copy is registered.
+    unsafe fn carry(
+        &self,
+        at: DevicePtr,
+        copy: &HostCopy,
+        way: Way,
+        across: impl Fn(),
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let carried = unsafe { self.carry_pieces(at, copy, way, across) };
+        // What was queued before a failure still runs, and must not when the caller gives the memory up.
+        let ended = self.streams.iter().map(Stream::synchronize).fold(Ok(()), Result::and);
+        carried.and(ended)
+    }
+
+    /// # Safety
+    /// As [`Self::carry`].
+    unsafe fn carry_pieces(
+        &self,
+        at: DevicePtr,
+        copy: &HostCopy,
+        way: Way,
+        across: impl Fn(),
+    ) -> Result<(), CudaError> {
+        let mut queued = VecDeque::with_capacity(QUEUED);
+        for piece in 0..Sums::pieces(copy.bytes()) {
+            if queued.len() == QUEUED {
+                wait_for_first(&mut queued)?;
+                across();
+            }
+            let (there, bytes) = copy.piece(piece);
+            // SAFETY: the caller's promise; `carry` waits for the streams before it returns.
+            queued.push_back(unsafe { self.queue(piece, offset(at, piece), there, bytes, way) }?);
+        }
+        while !queued.is_empty() {
+            wait_for_first(&mut queued)?;
+            across();
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Self::carry`], until the event has come.
+    unsafe fn queue(
+        &self,
+        piece: usize,
+        here: DevicePtr,
+        there: NonNull<u8>,
+        bytes: Bytes,
+        way: Way,
+    ) -> Result<Event, CudaError> {
+        let stream = &self.streams[piece % STREAMS];
+        // SAFETY: the caller's promise, for both ranges.
+        unsafe {
+            match way {
+                Way::Out => stream.copy_to_host(there, here, bytes),
+                Way::Back => stream.copy_to_device(here, there, bytes),
+            }
+        }?;
+        stream.mark()
+    }
+
+    /// Copies one piece of pageable memory; it has happened when this returns.
+    ///
+    /// # Safety
+    /// As [`Lane::out`] and [`Lane::back`].
+    unsafe fn copy(&self, at: DevicePtr, copy: &HostCopy, piece: usize, way: Way) -> Result<(), CudaError> {
+        let ((there, bytes), here) = (copy.piece(piece), offset(at, piece));
+        let (there, length) = (there.as_ptr(), size(bytes));
+        // SAFETY: the piece is mapped for as long as `copy` lives and used by this thread alone; the caller vouches
+        // for the rest.
+        unsafe {
+            match way {
+                Way::Out => {
+                    self.context.copy_to_host(std::slice::from_raw_parts_mut(there, length), here)
+                }
+                Way::Back => self.context.copy_to_device(here, std::slice::from_raw_parts(there, length)),
+            }
+        }
+    }
+}
+
+fn wait_for_first(queued: &mut VecDeque<Event>) -> Result<(), CudaError> {
+    queued.pop_front().map_or(Ok(()), |first| first.synchronize())
+}
+
+fn offset(at: DevicePtr, piece: usize) -> DevicePtr {
+    at.offset(Bytes::new(piece as u64 * PIECE.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::ptr;
+
+    use gpulease_words::mib;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    /// Three whole pieces and a rest.
+    const SIZE: Bytes = mib(50);
+
+    fn memory() -> OwnedFd {
+        let memory = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, SIZE.get()).unwrap();
+        memory
+    }
+
+    fn write(to: &OwnedFd, at: u64, byte: u8) {
+        rustix::io::pwrite(to, &[byte], at).unwrap();
+    }
+
+    fn read(from: &OwnedFd, at: u64) -> u8 {
+        let mut byte = [0];
+        rustix::io::pread(from, &mut byte, at).unwrap();
+        byte[0]
+    }
+
+    /// Something at the edges of the pieces and of the whole.
+    const PLACES: [(u64, u8); 5] =
+        [(0, 1), ((16 << 20) - 1, 2), (16 << 20, 3), (48 << 20, 4), ((50 << 20) - 1, 5)];
+
+    #[test]
+    fn bytes_go_out_and_come_back_at_the_same_addresses() {
+        let (first, second, arena) = (memory(), memory(), memory());
+        let site = Site::host(&[(first.as_fd(), SIZE)]).unwrap();
+        let copy = HostCopy::map(arena.as_fd(), SIZE).unwrap();
+        let address = site.address();
+        PLACES.iter().for_each(|(at, byte)| write(&first, *at, *byte));
+        // SAFETY: nothing else uses the memory.
+        let (sums, vacated) = unsafe { Lane::Host.out(&site, &copy, || site.vacate()) }.unwrap();
+        vacated.unwrap();
+        assert_eq!(sums.len(), 4);
+        PLACES.iter().for_each(|(at, byte)| assert_eq!(read(&arena, *at), *byte));
+        site.occupy(&[(second.as_fd(), SIZE)]).unwrap();
+        // SAFETY: as above.
+        unsafe { Lane::Host.back(&site, &copy, &sums) }.unwrap();
+        assert_eq!(site.address(), address);
+        PLACES.iter().for_each(|(at, byte)| assert_eq!(read(&second, *at), *byte));
+        let Site::Host(site) = &site else { panic!("it is host memory") };
+        // SAFETY: it is mapped, and nothing writes to it.
+        assert_eq!(unsafe { ptr::read(site.start().as_ptr().add(16 << 20)) }, 3);
+    }
+
+    #[test]
+    fn a_byte_changed_in_the_host_copy_is_found_wherever_it_is() {
+        let (first, arena) = (memory(), memory());
+        let site = Site::host(&[(first.as_fd(), SIZE)]).unwrap();
+        let copy = HostCopy::map(arena.as_fd(), SIZE).unwrap();
+        // SAFETY: nothing else uses the memory.
+        let (sums, ()) = unsafe { Lane::Host.out(&site, &copy, || ()) }.unwrap();
+        for (at, piece) in [(0, 0), ((32 << 20) - 1, 16 << 20), ((50 << 20) - 1, 48 << 20)] {
+            write(&arena, at, 1);
+            // SAFETY: as above.
+            let error = unsafe { Lane::Host.back(&site, &copy, &sums) }.unwrap_err();
+            assert_eq!(error, SwapError::Corrupt { at: Bytes::new(piece), of: SIZE });
+            write(&arena, at, 0);
+        }
+        // SAFETY: as above.
+        unsafe { Lane::Host.back(&site, &copy, &sums) }.unwrap();
+    }
+
+    #[test]
+    fn a_copy_of_another_size_is_refused() {
+        let (first, arena) = (memory(), memory());
+        let site = Site::host(&[(first.as_fd(), SIZE)]).unwrap();
+        let copy = HostCopy::map(arena.as_fd(), mib(48)).unwrap();
+        // SAFETY: nothing else uses the memory.
+        let error = unsafe { Lane::Host.out(&site, &copy, || ()) }.unwrap_err();
+        assert_eq!(error, SwapError::Mismatch { site: SIZE, copy: mib(48) });
+        assert!(matches!(HostCopy::map(arena.as_fd(), mib(64)), Err(crate::MapError::Short { .. })));
+    }
+}
