@@ -1,11 +1,13 @@
 //! The benchmark for a card: allocate-to-usable through the broker beside `cuMemAlloc` and beside
-//! the bare calls it needs, and SIGKILL-to-grantable beside the driver's own teardown.
+//! the bare calls it needs, SIGKILL-to-grantable beside the driver's own teardown, and the swap engine
+//! beside plain pinned copies.
 //!
 //! Contestants take turns within a round, so that a drift of the machine hits all alike; the
 //! figures are medians over the rounds.
 
 mod bare;
 mod brokered;
+mod swap;
 mod teardown;
 
 use std::process::ExitCode;
@@ -27,9 +29,10 @@ pub fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match words[..] {
         [] => run(),
+        ["swap"] => card().and_then(|context| swap::run(&context)),
         ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
         ["--victim-bare", bytes] => teardown::bare_victim(bytes),
-        _ => Err(anyhow::anyhow!("it takes no arguments; it uses the first GPU that CUDA shows")),
+        _ => Err(anyhow::anyhow!("it takes no argument, or `swap` for the swap engine; it uses the first GPU that CUDA shows")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,11 +43,17 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run() -> anyhow::Result<()> {
+/// The first GPU, by name.
+fn card() -> anyhow::Result<Context> {
     let driver = Driver::load()?;
     let device = *driver.devices()?.first().context("there is no GPU")?;
-    let context = Context::retain(device)?;
     println!("{} driver {} ({})", device.name()?, driver.version(), device.uuid()?);
+    Ok(Context::retain(device)?)
+}
+
+fn run() -> anyhow::Result<()> {
+    let context = card()?;
+    let device = context.device();
     let room = context.memory_info()?.free.saturating_sub(HEADROOM);
     let sizes: Vec<_> = SIZES.into_iter().filter(|(bytes, _)| *bytes <= room).collect();
     for (bytes, _) in SIZES.iter().filter(|(bytes, _)| *bytes > room) {
