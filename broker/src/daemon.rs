@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_words::{Bytes, DeviceId};
+use gpulease_words::DeviceId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -22,7 +22,7 @@ use crate::event_log::EventLog;
 use crate::grpc::{About, Services, Socket};
 use crate::handoff::Handoff;
 use crate::liveness::Liveness;
-use crate::settings::{BadSetting, Settings};
+use crate::settings::{BadSetting, Measure, Settings};
 use crate::sockets::{Paths, Place, Rank, Unplaced};
 use crate::tickets::Tickets;
 use crate::users::Names;
@@ -223,7 +223,7 @@ impl House {
         let liveness = Arc::new(Liveness::new(move |process| drop(deaths.send(World::Died(process)))));
         let (tickets, names, events) =
             (Arc::new(Tickets::default()), Arc::new(Names::new()), EventLog::new());
-        let capacity: Bytes = opened.iter().map(|opened| opened.facts.capacity).sum();
+        let measure = Measure::of(opened.iter().map(|opened| opened.facts.capacity));
         let about = Arc::new(About {
             socket: place.paths().jobs.clone(),
             handoff: place.paths().handoff.clone(),
@@ -235,7 +235,7 @@ impl House {
         let (witness, looked) = watch_cards(&opened, &members, &world)?;
         let parts = Parts {
             policy: settings.policy,
-            budgets: settings.accounts.budgets(capacity),
+            budgets: settings.accounts.budgets(measure),
             groups: settings.accounts.memberships().clone(),
             devices: devices::give_to_threads(opened, &world)?,
             liveness: liveness.clone(),

@@ -1,7 +1,9 @@
 //! What the operator wants: flags, then environment, then the file, then defaults.
 
+mod account;
 mod accounts;
 mod arguments;
+mod budget;
 mod file;
 
 use std::path::PathBuf;
@@ -9,8 +11,10 @@ use std::path::PathBuf;
 use gpulease_arbiter::Policy;
 use gpulease_words::Size;
 
+pub(crate) use account::Account;
 pub use accounts::Accounts;
 pub(crate) use arguments::{Arguments, Work};
+pub(crate) use budget::{Key, Measure, Table};
 
 use crate::device::choice::DeviceChoice;
 use crate::exporter::Program;

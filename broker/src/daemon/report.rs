@@ -2,7 +2,7 @@
 
 use super::{StartError, devices, paths, raise_open_files};
 use crate::driver::DeviceFacts;
-use crate::settings::Settings;
+use crate::settings::{Measure, Settings};
 use crate::sockets::{Place, Rank};
 
 /// A device in one line.
@@ -26,8 +26,8 @@ pub(super) fn check(settings: &Settings) -> Result<(), StartError> {
         println!("{}", device(&opened.facts));
         opened.remarks.iter().for_each(|remark| println!("  {remark}"));
     }
-    let capacity = opened.iter().map(|opened| opened.facts.capacity).sum();
-    settings.accounts.lines(capacity).iter().for_each(|line| println!("{line}"));
+    let measure = Measure::of(opened.iter().map(|opened| opened.facts.capacity));
+    settings.accounts.lines(measure).iter().for_each(|line| println!("{line}"));
     println!("sockets: {}, {} and {}", paths.jobs.display(), paths.handoff.display(), paths.admin.display());
     println!("hold: none; against processes without a lease the broker is advisory");
     Ok(())

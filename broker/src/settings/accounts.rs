@@ -1,66 +1,39 @@
-//! The account tree of the configuration.
+//! The account tree of the configuration, and what operators set above it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use gpulease_arbiter::{Budget, Budgets};
-use gpulease_words::{Bytes, Size, Uid};
-use serde::Deserialize;
+use gpulease_words::Uid;
 
 use super::BadSetting;
-use super::file::text;
+use super::account::{Account, user};
+use super::budget::{GroupTable, Key, Measure, Table, Value};
 
-/// What an account may have, as the file says it.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct AccountTable {
-    #[serde(deserialize_with = "text")]
-    limit: Option<Size>,
-    weight: Option<NonZeroU32>,
-    leases_max: Option<u32>,
-}
-
-/// A group's, with its members.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct GroupTable {
-    members: Vec<String>,
-    #[serde(deserialize_with = "text")]
-    limit: Option<Size>,
-    weight: Option<NonZeroU32>,
-    leases_max: Option<u32>,
-}
-
-impl GroupTable {
-    fn account(&self) -> AccountTable {
-        AccountTable { limit: self.limit, weight: self.weight, leases_max: self.leases_max }
-    }
-}
-
-/// The budgets of the host, its groups, users and jobs. Shares are of what the broker leases on all devices together.
-#[derive(Clone, Debug, Default)]
+/// The budgets of the host, its groups, users and jobs. Shares of limits are of what the broker leases on all devices
+/// together, shares of guarantees of what it leases on the smallest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accounts {
-    host: AccountTable,
-    groups: Vec<(String, AccountTable)>,
-    users: Vec<(Uid, AccountTable)>,
-    default_user: AccountTable,
-    jobs: Vec<(String, AccountTable)>,
+    /// In the order of the file, which is that in which patterns of jobs are tried.
+    tables: Vec<(Account, Table)>,
+    groups: Vec<String>,
     memberships: BTreeMap<Uid, String>,
 }
 
 impl Accounts {
     /// With the names of users looked up.
     pub(super) fn new(
-        host: &AccountTable,
+        host: &Table,
         groups: &[(String, GroupTable)],
-        users: &[(String, AccountTable)],
-        jobs: &[(String, AccountTable)],
+        users: &[(String, Table)],
+        jobs: &[(String, Table)],
     ) -> Result<Self, BadSetting> {
-        let mut accounts = Self { host: host.clone(), jobs: jobs.to_vec(), ..Self::default() };
-        for (name, table) in groups {
+        let mut accounts = Self { tables: vec![(Account::Host, host.clone())], ..Self::default() };
+        for (name, GroupTable { members, table }) in groups {
             crate::text::name(name).map_err(|why| BadSetting(format!("[group.{name:?}]: {why}")))?;
-            accounts.groups.push((name.clone(), table.account()));
-            for member in &table.members {
+            accounts.groups.push(name.clone());
+            accounts.tables.push((Account::Group(name.clone()), table.clone()));
+            for member in members {
                 let uid =
                     user(member).map_err(|why| BadSetting(format!("[group.{name}]: members: {why}")))?;
                 // The first group of the file that lists a user is his.
@@ -68,14 +41,61 @@ impl Accounts {
             }
         }
         for (name, table) in users {
-            if name == "*" {
-                accounts.default_user = table.clone();
-            } else {
-                let uid = user(name).map_err(|why| BadSetting(format!("[user.{name}]: {why}")))?;
-                accounts.users.push((uid, table.clone()));
+            let account = match name.as_str() {
+                "*" => Account::EachUser,
+                _ => Account::User(user(name).map_err(|why| BadSetting(format!("[user.{name}]: {why}")))?),
+            };
+            accounts.tables.push((account, table.clone()));
+        }
+        accounts.tables.extend(jobs.iter().map(|(name, table)| (Account::Job(name.clone()), table.clone())));
+        accounts.tables.retain(|(_, table)| !table.is_empty());
+        accounts.check()
+    }
+
+    fn check(self) -> Result<Self, BadSetting> {
+        for (account, table) in &self.tables {
+            may_have(account, table).map_err(|why| BadSetting(format!("{account}: {why}")))?;
+        }
+        Ok(self)
+    }
+
+    /// These with what was set at run time before it. Patterns of jobs that only the run time has are tried first.
+    ///
+    /// # Errors
+    /// When an account cannot have what was set.
+    pub(crate) fn under(&self, run_time: &[(Account, Table)]) -> Result<Self, BadSetting> {
+        let mut accounts = self.clone();
+        let mut new = Vec::new();
+        for (account, table) in run_time {
+            if let Account::Group(name) = account
+                && !self.groups.contains(name)
+            {
+                let why = format!("the file has no {account}; groups and their members are made there");
+                return Err(BadSetting(why));
+            }
+            match accounts.tables.iter_mut().find(|(known, _)| known == account) {
+                Some((_, below)) => *below = table.over(below),
+                None => new.push((account.clone(), table.clone())),
             }
         }
-        Ok(accounts)
+        new.append(&mut accounts.tables);
+        accounts.tables = new;
+        accounts.check()
+    }
+
+    /// The accounts that have settings, in the order in which patterns of jobs are tried.
+    pub(crate) fn tables(&self) -> &[(Account, Table)] {
+        &self.tables
+    }
+
+    /// The settings of one account.
+    pub(crate) fn table(&self, account: &Account) -> Option<&Table> {
+        self.tables.iter().find(|(known, _)| known == account).map(|(_, table)| table)
+    }
+
+    /// The groups of the file.
+    pub(crate) fn groups(&self) -> &[String] {
+        &self.groups
     }
 
     /// The first group of the file that lists a user.
@@ -83,52 +103,63 @@ impl Accounts {
         &self.memberships
     }
 
-    /// What is budgeted, in a line for each account, where so much is leased on all devices together.
-    pub(crate) fn lines(&self, capacity: Bytes) -> Vec<String> {
-        let line = |path: String, table: &AccountTable| {
-            let limit = table.limit.map(|limit| format!("limit {}", limit.of(capacity)));
-            let weight = table.weight.map(|weight| format!("weight {weight}"));
-            let leases = table.leases_max.map(|max| format!("at most {max} leases"));
-            let parts: Vec<_> = limit.into_iter().chain(weight).chain(leases).collect();
-            (!parts.is_empty()).then(|| format!("{path}: {}", parts.join(", ")))
+    /// What is budgeted, in a line for each account, on these devices.
+    pub(crate) fn lines(&self, measure: Measure) -> Vec<String> {
+        let line = |(account, table): &(Account, Table)| {
+            let settings: Vec<_> = table
+                .iter()
+                .map(|(key, written)| {
+                    let value =
+                        written.value.bytes(measure).map_or(written.text.clone(), |bytes| bytes.to_string());
+                    format!("{} {value}", key.word())
+                })
+                .collect();
+            format!("{account}: {}", settings.join(", "))
         };
-        let host = line("host".into(), &self.host);
-        let groups = self.groups.iter().filter_map(|(name, table)| line(format!("group {name}"), table));
-        let users = self.users.iter().filter_map(|(uid, table)| line(format!("user {uid}"), table));
-        let others = line("each other user".into(), &self.default_user);
-        let jobs = self.jobs.iter().filter_map(|(pattern, table)| line(format!("each job {pattern}"), table));
-        host.into_iter().chain(groups).chain(users).chain(others).chain(jobs).collect()
+        self.tables.iter().map(line).collect()
     }
 
-    /// The budgets where so much is leased on all devices together.
-    pub(crate) fn budgets(&self, capacity: Bytes) -> Budgets {
-        let budget = |table: &AccountTable| Budget {
-            limit: table.limit.map(|limit| limit.of(capacity)),
-            weight: table.weight.unwrap_or(NonZeroU32::MIN),
-            leases_max: table.leases_max,
-            ..Budget::default()
-        };
-        Budgets {
-            host: budget(&self.host),
-            groups: self.groups.iter().map(|(name, table)| (name.clone(), budget(table))).collect(),
-            users: self.users.iter().map(|(uid, table)| (*uid, budget(table))).collect(),
-            default_user: budget(&self.default_user),
-            jobs: self.jobs.iter().map(|(pattern, table)| (pattern.clone(), budget(table))).collect(),
-            default_job: Budget::default(),
-            memberships: BTreeMap::new(),
+    /// The budgets on these devices.
+    pub(crate) fn budgets(&self, measure: Measure) -> Budgets {
+        let mut budgets = Budgets::default();
+        for (account, table) in &self.tables {
+            let budget = budget(table, measure);
+            match account {
+                Account::Host => budgets.host = budget,
+                Account::Group(name) => drop(budgets.groups.insert(name.clone(), budget)),
+                Account::EachUser => budgets.default_user = budget,
+                Account::User(uid) => drop(budgets.users.insert(*uid, budget)),
+                Account::Job(pattern) => budgets.jobs.push((pattern.clone(), budget)),
+            }
         }
+        budgets
     }
 }
 
-/// The user of a name or a number.
-fn user(name: &str) -> Result<Uid, String> {
-    if let Ok(number) = name.parse() {
-        return Ok(Uid::new(number));
+/// Whether this account can have these settings at all.
+fn may_have(account: &Account, table: &Table) -> Result<(), &'static str> {
+    match account {
+        Account::Host if table.has(Key::Guarantee) => {
+            Err("the host's guarantee is all that there is; give groups, users or jobs theirs")
+        }
+        Account::EachUser if table.has(Key::Guarantee) => {
+            Err("nobody knows how many users there will be; give guarantees by name, user.NAME or group.NAME")
+        }
+        Account::Host | Account::Group(_) | Account::EachUser | Account::User(_) | Account::Job(_) => Ok(()),
     }
-    let found = uzers::get_user_by_name(name).map(|user| Uid::new(user.uid()));
-    found.ok_or_else(|| {
-        format!("the name service knows no user {name:?}; correct the name (`id {name}` asks the same), or write the number")
-    })
+}
+
+fn budget(table: &Table, measure: Measure) -> Budget {
+    let mut budget = Budget { weight: NonZeroU32::MIN, ..Budget::default() };
+    for (_, written) in table.iter() {
+        match written.value {
+            Value::Limit(_) => budget.limit = written.value.bytes(measure),
+            Value::Weight(weight) => budget.weight = weight,
+            Value::LeasesMax(most) => budget.leases_max = Some(most),
+            Value::Guarantee(_) | Value::MaxWait(_) | Value::Suspendable(_) | Value::OnOverdue(_) => {}
+        }
+    }
+    budget
 }
 
 #[cfg(test)]
@@ -140,15 +171,25 @@ mod tests {
         GroupTable { members: members.iter().map(ToString::to_string).collect(), ..GroupTable::default() }
     }
 
-    fn limited(limit: Size) -> AccountTable {
-        AccountTable { limit: Some(limit), ..AccountTable::default() }
+    fn with(key: Key, text: &str) -> Table {
+        let mut table = Table::default();
+        table.set(key, text).expect("sound");
+        table
+    }
+
+    fn limited(text: &str) -> Table {
+        with(Key::Limit, text)
+    }
+
+    fn measure() -> Measure {
+        Measure::of([gib(16)].into_iter())
     }
 
     #[test]
     fn the_first_group_of_the_file_has_the_user() {
         let groups =
             [("zebras".to_owned(), group(&["root"])), ("ants".to_owned(), group(&["0", "4000000001"]))];
-        let accounts = Accounts::new(&AccountTable::default(), &groups, &[], &[]).expect("known users");
+        let accounts = Accounts::new(&Table::default(), &groups, &[], &[]).expect("known users");
         assert_eq!(accounts.memberships().get(&Uid::new(0)).map(String::as_str), Some("zebras"));
         assert_eq!(accounts.memberships().get(&Uid::new(4_000_000_001)).map(String::as_str), Some("ants"));
     }
@@ -156,23 +197,48 @@ mod tests {
     #[test]
     fn an_unknown_user_is_refused_by_name() {
         let groups = [("a".to_owned(), group(&["no-such-user-here"]))];
-        let error =
-            Accounts::new(&AccountTable::default(), &groups, &[], &[]).expect_err("unknown").to_string();
+        let error = Accounts::new(&Table::default(), &groups, &[], &[]).expect_err("unknown").to_string();
         assert!(error.contains("[group.a]") && error.contains("no-such-user-here"), "{error}");
-        let users = [("no-such-user-here".to_owned(), AccountTable::default())];
-        assert!(Accounts::new(&AccountTable::default(), &[], &users, &[]).is_err());
+        let users = [("no-such-user-here".to_owned(), Table::default())];
+        assert!(Accounts::new(&Table::default(), &[], &users, &[]).is_err());
     }
 
     #[test]
     fn shares_are_of_all_devices_together() {
-        let users = [
-            ("*".to_owned(), limited(Size::Share(2_500))),
-            ("root".to_owned(), limited(Size::Amount(gib(3)))),
-        ];
-        let accounts = Accounts::new(&limited(Size::Share(5_000)), &[], &users, &[]).expect("known users");
-        let budgets = accounts.budgets(gib(16));
+        let users = [("*".to_owned(), limited("25%")), ("root".to_owned(), limited("3GiB"))];
+        let accounts = Accounts::new(&limited("50%"), &[], &users, &[]).expect("known users");
+        let budgets = accounts.budgets(measure());
         assert_eq!(budgets.host.limit, Some(gib(8)));
         assert_eq!(budgets.default_user.limit, Some(gib(4)));
         assert_eq!(budgets.users.get(&Uid::new(0)).and_then(|budget| budget.limit), Some(gib(3)));
+    }
+
+    #[test]
+    fn what_is_set_at_run_time_goes_before_the_file_and_the_rest_stays() {
+        let mut root = limited("3GiB");
+        root.set(Key::Weight, "2").expect("sound");
+        let jobs = [("*".to_owned(), limited("1GiB"))];
+        let file = Accounts::new(&Table::default(), &[], &[("root".to_owned(), root)], &jobs).expect("sound");
+        let run_time = [
+            (Account::User(Uid::new(0)), limited("5GiB")),
+            (Account::Job("sweep-*".to_owned()), limited("2GiB")),
+        ];
+        let budgets = file.under(&run_time).expect("sound").budgets(measure());
+        let root = &budgets.users[&Uid::new(0)];
+        assert_eq!((root.limit, root.weight.get()), (Some(gib(5)), 2));
+        assert_eq!(budgets.of_job("sweep-1").limit, Some(gib(2)), "a pattern of the run time is tried first");
+        assert_eq!(budgets.of_job("other").limit, Some(gib(1)));
+    }
+
+    #[test]
+    fn what_an_account_cannot_have_is_refused() {
+        let file = Accounts::default();
+        for account in [Account::Host, Account::EachUser] {
+            let run_time = [(account, with(Key::Guarantee, "1GiB"))];
+            assert!(file.under(&run_time).expect_err("no guarantee").to_string().contains("guarantee"));
+        }
+        let run_time = [(Account::Group("nlp".to_owned()), limited("1GiB"))];
+        let why = file.under(&run_time).expect_err("no such group").to_string();
+        assert!(why.contains("group.nlp"), "{why}");
     }
 }

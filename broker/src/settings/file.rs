@@ -11,7 +11,8 @@ use gpulease_words::{Size, parse_duration};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::accounts::{AccountTable, Accounts, GroupTable};
+use super::accounts::Accounts;
+use super::budget::{GroupTable, Table};
 use super::{BadSetting, LogFormat};
 use crate::device::choice::DeviceChoice;
 
@@ -27,10 +28,10 @@ pub(super) struct File {
     pub(super) log: LogTable,
     bounds: BoundsTable,
     graces: GracesTable,
-    host: AccountTable,
+    host: Table,
     group: InOrder<GroupTable>,
-    user: InOrder<AccountTable>,
-    job: InOrder<AccountTable>,
+    user: InOrder<Table>,
+    job: InOrder<Table>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,0 +1,91 @@
+//! Accounts as the configuration and operators name them.
+
+use std::fmt;
+
+use gpulease_words::Uid;
+
+/// An account, or all those that have no budget by name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Account {
+    /// Everything together.
+    Host,
+    /// A group of the file.
+    Group(String),
+    /// Each user without a budget of his own.
+    EachUser,
+    /// A user.
+    User(Uid),
+    /// Each user's jobs of names that match.
+    Job(String),
+}
+
+impl Account {
+    /// Reads `host`, `group.NAME`, `user.NAME`, `user.*` or `job.PATTERN`. Asks the name service for users, which may take
+    /// long.
+    ///
+    /// # Errors
+    /// What is wrong with it, and how it is written.
+    pub(crate) fn named(text: &str) -> Result<Self, String> {
+        const FORMS: &str = "write host, group.NAME, user.NAME, user.* or job.PATTERN";
+        match text.split_once('.') {
+            None if text == "host" => Ok(Self::Host),
+            Some(("group", name)) => Ok(Self::Group(checked(text, name)?)),
+            Some(("user", "*")) => Ok(Self::EachUser),
+            Some(("user", name)) => user(name).map(Self::User),
+            Some(("job", pattern)) => Ok(Self::Job(checked(text, pattern)?)),
+            Some(_) | None => Err(format!("{text:?} is no account; {FORMS}")),
+        }
+    }
+
+    /// The names of the table and of the entry in it that the file has for it, users by number.
+    pub(crate) fn place(&self) -> (&'static str, Option<String>) {
+        match self {
+            Self::Host => ("host", None),
+            Self::Group(name) => ("group", Some(name.clone())),
+            Self::EachUser => ("user", Some("*".to_owned())),
+            Self::User(uid) => ("user", Some(uid.to_string())),
+            Self::Job(pattern) => ("job", Some(pattern.clone())),
+        }
+    }
+}
+
+/// As it is named, users by number.
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place() {
+            (table, None) => f.write_str(table),
+            (table, Some(name)) => write!(f, "{table}.{name}"),
+        }
+    }
+}
+
+fn checked(whole: &str, name: &str) -> Result<String, String> {
+    crate::text::name(name).map(str::to_owned).map_err(|why| format!("{whole:?}: {why}"))
+}
+
+/// The user of a name or a number.
+pub(super) fn user(name: &str) -> Result<Uid, String> {
+    if let Ok(number) = name.parse() {
+        return Ok(Uid::new(number));
+    }
+    let found = uzers::get_user_by_name(name).map(|user| Uid::new(user.uid()));
+    found.ok_or_else(|| {
+        format!("the name service knows no user {name:?}; correct the name (`id {name}` asks the same), or write the number")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_read_back_as_printed() {
+        for text in ["host", "group.nlp", "user.*", "user.4000000001", "job.sweep-*", "job.a.b"] {
+            assert_eq!(Account::named(text).expect("an account").to_string(), text);
+        }
+        assert_eq!(Account::named("user.root"), Ok(Account::User(Uid::new(0))));
+        for bad in ["", "hosts", "group.", "user.", "job.", "user.no-such-user-here", "team.x", "job.a\x1bb"] {
+            assert!(Account::named(bad).is_err(), "{bad:?}");
+        }
+    }
+}
