@@ -16,6 +16,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 pub(crate) use lifecycle::main;
 
+use crate::budgets::kept::Kept;
+use crate::budgets::{Budgets, InForce};
 use crate::driver::{Desk, Driver, Parts, World};
 use crate::entrance::{Bounds, Guests, Listener};
 use crate::event_log::EventLog;
@@ -127,6 +129,7 @@ pub(crate) struct Standing {
     pub(crate) devices: Vec<String>,
     pub(crate) remarks: Vec<String>,
     pub(crate) desk: Desk,
+    pub(crate) budgets: Budgets,
 }
 
 /// The runtime of a daemon.
@@ -157,11 +160,11 @@ pub(crate) async fn serve(
     let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
     let (farewell, leaving) = watch::channel(());
     let House { driver, services, handoff, mut looked } = House::furnish(settings, opened, &place, leaving)?;
-    let desk = services.desk.clone();
+    let (desk, budgets) = (services.desk.clone(), services.budgets.clone());
     let driver = tokio::spawn(driver.run());
     looked.wait().await;
     let servers = Servers::start(&mut place, services, handoff, Guests::new(Bounds::within(open_files)))?;
-    ready(&Standing { socket: place.paths().jobs.clone(), devices, remarks, desk: desk.clone() });
+    ready(&Standing { socket: place.paths().jobs.clone(), devices, remarks, desk: desk.clone(), budgets });
     until.await;
     tracing::info!("stopping; what jobs have mapped stays theirs");
     desk.tell(World::Stop);
@@ -233,10 +236,13 @@ impl House {
         });
         let members = Roster::default();
         let (witness, looked) = watch_cards(&opened, &members, &world)?;
+        let kept = settings.state.as_deref().map(Kept::within).transpose()?;
+        let in_force = InForce::at_start(settings.accounts, kept.as_ref())?;
+        let accounts = in_force.accounts()?;
         let parts = Parts {
             policy: settings.policy,
-            budgets: settings.accounts.budgets(measure),
-            groups: settings.accounts.memberships().clone(),
+            budgets: accounts.budgets(measure),
+            groups: accounts.memberships().clone(),
             devices: devices::give_to_threads(opened, &world)?,
             liveness: liveness.clone(),
             tickets: tickets.clone(),
@@ -246,11 +252,12 @@ impl House {
             witness,
         };
         let (driver, desk) = Driver::new(parts, (world, news));
+        let budgets = Budgets::new(desk.clone(), events.clone(), measure, kept, in_force);
         let guests = Guests::new(HANDOVERS);
         let handoff = Handoff { liveness: liveness.clone(), tickets, guests, desk: desk.clone() };
         Ok(Self {
             driver,
-            services: Services { desk, names, events, liveness, about, leaving },
+            services: Services { desk, names, events, budgets, liveness, about, leaving },
             handoff,
             looked,
         })

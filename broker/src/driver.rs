@@ -24,6 +24,7 @@ use gpulease_arbiter::{Arbiter, Authority, Budgets, Denial, DeviceSpec, Effect, 
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Uid};
 use tokio::sync::mpsc;
 
+pub(crate) use clock::unix_ms;
 pub(crate) use command::{
     Access, AskUpdate, Departure, Grant, Guest, LeaseTerms, Opened, Refusal, Segment, SegmentWish,
     SessionNotice, Shown, Standing, StreamEnd, World,
@@ -252,6 +253,13 @@ impl Driver {
     fn take(&mut self, command: Command) {
         let (request, caller, body) = match command {
             Command::Look { reply } => return self.publication.look(reply),
+            Command::Budgets { reply, .. } if self.mode == Mode::Stopping => {
+                return drop(reply.send(Err(Refusal::Stopping)));
+            }
+            Command::Budgets { request, budgets, groups, reply } => {
+                self.requests.insert(request, Pending::Budgets { groups, reply });
+                return self.step(Event::SetBudgets { request, budgets: *budgets });
+            }
             Command::Ask { body, .. } if self.mode == Mode::Stopping => {
                 return body.refuse(Refusal::Stopping);
             }

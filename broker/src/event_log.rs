@@ -49,6 +49,15 @@ kinds! {
     Overdue "overdue";
     OffBook "off_book";
     DeviceTrouble "device_trouble";
+    Suspending "suspending";
+    Suspended "suspended";
+    Resuming "resuming";
+    Resumed "resumed";
+    SuspendCancelled "suspend_cancelled";
+    SwapFailed "swap_failed";
+    Pinned "pinned";
+    Terminated "terminated";
+    Budget "budget";
 }
 
 /// One event.

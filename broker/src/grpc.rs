@@ -1,5 +1,6 @@
 //! The gRPC services: decode, ask the driver, encode.
 
+mod budgets;
 mod connection;
 mod decode;
 mod encode;
@@ -28,6 +29,7 @@ use tonic::{Code, Request, Status};
 
 pub(crate) use encode::device_info;
 
+use crate::budgets::Budgets;
 use crate::driver::{Desk, Refusal};
 use crate::entrance::{Guests, Listener};
 use crate::event_log::EventLog;
@@ -52,6 +54,7 @@ pub(crate) struct Services {
     pub(crate) desk: Desk,
     pub(crate) names: Arc<Names>,
     pub(crate) events: EventLog,
+    pub(crate) budgets: Budgets,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) about: Arc<About>,
     /// Changes when the broker stops.

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod budgets;
 mod credentials;
 mod daemon;
 pub mod device;

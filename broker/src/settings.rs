@@ -5,6 +5,7 @@ mod accounts;
 mod arguments;
 mod budget;
 mod file;
+pub(crate) mod run_time;
 
 use std::path::PathBuf;
 
@@ -14,7 +15,8 @@ use gpulease_words::Size;
 pub(crate) use account::Account;
 pub use accounts::Accounts;
 pub(crate) use arguments::{Arguments, Work};
-pub(crate) use budget::{Key, Measure, Table};
+pub(crate) use budget::{Key, Measure, Table, Written};
+pub(crate) use run_time::RunTime;
 
 use crate::device::choice::DeviceChoice;
 use crate::exporter::Program;
@@ -28,6 +30,8 @@ pub struct Settings {
     pub devices: Vec<DeviceChoice>,
     /// How much of each device is leased; `None`: all of it.
     pub capacity: Option<Size>,
+    /// The directory in which what operators set at run time outlives the broker; `None`: it does not.
+    pub state: Option<PathBuf>,
     /// Bounds and graces.
     pub policy: Policy,
     /// Budgets.
@@ -64,6 +68,19 @@ pub enum LogFormat {
 pub struct BadSetting(pub String);
 
 impl Settings {
+    /// The settings other than budgets in which these differ, which takes another start.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let pairs = [
+            ("socket", self.socket != other.socket),
+            ("devices", self.devices != other.devices),
+            ("capacity", self.capacity != other.capacity),
+            ("state", self.state != other.state),
+            ("bounds or graces", self.policy != other.policy),
+            ("log", self.log != other.log),
+        ];
+        pairs.into_iter().filter(|(_, differ)| *differ).map(|(name, _)| name).collect()
+    }
+
     /// What the arguments, the environment and the configuration file say together.
     ///
     /// # Errors
@@ -74,10 +91,12 @@ impl Settings {
             None => file::File::default(),
         };
         let (policy, accounts) = (file.policy()?, file.accounts()?);
+        let socket = arguments.socket.clone().or(file.socket);
         Ok(Self {
-            socket: arguments.socket.clone().or(file.socket),
+            socket: socket.clone(),
             devices: if arguments.devices.is_empty() { file.devices } else { arguments.devices.clone() },
             capacity: arguments.capacity.or(file.capacity),
+            state: arguments.state.clone().or(file.state).or_else(|| arguments::usual_state(socket.as_deref())),
             policy,
             accounts,
             helpers: Program::default(),

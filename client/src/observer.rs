@@ -112,6 +112,14 @@ impl Observer {
         self.why(Subject::LeaseId(lease.get())).await
     }
 
+    /// The budgets in force, each setting with its origin.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn budgets(&self) -> Result<v1::ListBudgetsReply, Error> {
+        self.line.ask("the budgets", self.service().list_budgets(v1::ListBudgetsRequest {})).await
+    }
+
     /// Gives a lease of this user back from outside of its session, as `gpulease release` does;
     /// returns what still drains. Over a job socket only.
     ///

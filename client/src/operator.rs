@@ -79,6 +79,48 @@ impl Operator {
         }
     }
 
+    /// Sets budget settings of an account (`host`, `group.NAME`, `user.NAME`, `user.*`, `job.PATTERN`) from now on and
+    /// across restarts of the broker; each a key and a value as the broker's configuration has them. Returns all that the
+    /// account has then.
+    ///
+    /// # Errors
+    /// Denied where they make no sense or promise more than there is, with the sum; [`AskError::Failed`] as [`Self::recall`].
+    pub async fn set_budget(
+        &self,
+        account: &str,
+        settings: &[(String, String)],
+    ) -> Result<v1::AccountBudget, AskError> {
+        use v1::set_budget_reply::Outcome;
+        let setting = |(key, value): &(String, String)| v1::BudgetSetting {
+            key: key.clone(),
+            value: value.clone(),
+            ..v1::BudgetSetting::default()
+        };
+        let request = v1::SetBudgetRequest {
+            account: account.to_owned(),
+            settings: settings.iter().map(setting).collect(),
+        };
+        let reply = self.line.ask("the setting of a budget", self.service().set_budget(request)).await?;
+        match reply.outcome {
+            Some(Outcome::Budget(budget)) => Ok(budget),
+            Some(Outcome::Denied(denied)) => Err(AskError::refused(denied)),
+            None => Ok(v1::AccountBudget::default()),
+        }
+    }
+
+    /// Forgets what was set for an account since the broker's configuration was written: one setting, or all (`None`).
+    ///
+    /// # Errors
+    /// Denied where nothing was set; [`AskError::Failed`] as [`Self::recall`].
+    pub async fn remove_budget(&self, account: &str, key: Option<&str>) -> Result<(), AskError> {
+        let request = v1::RemoveBudgetRequest {
+            account: account.to_owned(),
+            key: key.unwrap_or_default().to_owned(),
+        };
+        let reply = self.line.ask("the removal of a budget", self.service().remove_budget(request)).await?;
+        reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
+    }
+
     fn service(&self) -> OperatorsClient<Channel> {
         OperatorsClient::new(self.line.channel())
     }

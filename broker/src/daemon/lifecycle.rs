@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Parser as _;
@@ -9,6 +10,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Standing, StartError, runtime, serve};
+use crate::budgets::Budgets;
 use crate::driver::Desk;
 use crate::settings::{Arguments, Settings, Work};
 
@@ -26,7 +28,7 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let outcome =
         Settings::load(&arguments).map_err(StartError::from).and_then(|settings| match arguments.work() {
-            Work::Serve => run(settings),
+            Work::Serve => run(settings, arguments.clone()),
             Work::Check => super::report::check(&settings),
         });
     match outcome {
@@ -38,24 +40,39 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(settings: Settings) -> Result<(), StartError> {
+fn run(settings: Settings, arguments: Arguments) -> Result<(), StartError> {
     let log = super::log::start(&settings.log)?;
     let runtime = runtime()?;
-    let outcome = runtime.block_on(supervise(settings));
+    let outcome = runtime.block_on(supervise(settings, arguments));
     runtime.shutdown_timeout(Duration::from_millis(100));
     log.flush();
     outcome
 }
 
 /// Serves until a signal says stop; a second one does not wait for anybody.
-async fn supervise(settings: Settings) -> Result<(), StartError> {
+async fn supervise(settings: Settings, arguments: Arguments) -> Result<(), StartError> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut reload = Reload { hang_up: signal(SignalKind::hangup())?, settings: settings.clone(), arguments };
+    let budgets = OnceLock::new();
     let (tell, stop) = tokio::sync::oneshot::channel::<()>();
-    let serving = serve(settings, announce, async { drop(stop.await) });
+    let ready = |standing: &Standing| {
+        announce(standing);
+        let _ = budgets.set(standing.budgets.clone());
+    };
+    let serving = serve(settings, ready, async { drop(stop.await) });
     tokio::pin!(serving);
-    tokio::select! {
-        ended = &mut serving => return ended,
-        () = either(&mut terminate, &mut interrupt) => {}
+    loop {
+        tokio::select! {
+            ended = &mut serving => return ended,
+            () = either(&mut terminate, &mut interrupt) => break,
+            Some(()) = reload.hang_up.recv() => {}
+        }
+        let reloading = reload.reload(budgets.get());
+        tokio::select! {
+            ended = &mut serving => return ended,
+            () = either(&mut terminate, &mut interrupt) => break,
+            () = reloading => {}
+        }
     }
     notify(&[NotifyState::Stopping]);
     drop(tell);
@@ -69,6 +86,39 @@ async fn either(one: &mut Signal, other: &mut Signal) {
     tokio::select! {
         _ = one.recv() => {}
         _ = other.recv() => {}
+    }
+}
+
+/// Reads the configuration anew at SIGHUP: all of it or nothing.
+struct Reload {
+    hang_up: Signal,
+    /// Those in force.
+    settings: Settings,
+    arguments: Arguments,
+}
+
+impl Reload {
+    async fn reload(&mut self, budgets: Option<&Budgets>) {
+        match self.try_reload(budgets).await {
+            Ok(()) => tracing::info!("SIGHUP: the configuration was read anew, and its budgets are in force"),
+            Err(why) => tracing::warn!("SIGHUP: nothing is changed: {why}"),
+        }
+    }
+
+    async fn try_reload(&mut self, budgets: Option<&Budgets>) -> Result<(), String> {
+        let budgets = budgets.ok_or("the broker is still starting")?;
+        let arguments = self.arguments.clone();
+        // Users are looked up, and a name service may be slow.
+        let read = tokio::task::spawn_blocking(move || Settings::load(&arguments)).await;
+        let fresh = read.map_err(|error| error.to_string())?.map_err(|bad| bad.to_string())?;
+        let differences = self.settings.differences(&fresh);
+        if !differences.is_empty() {
+            let named = differences.join(", ");
+            return Err(format!("{named} changed, which takes another start; budgets alone can be read anew"));
+        }
+        budgets.reload(fresh.accounts.clone()).await.map_err(|why| why.to_string())?;
+        self.settings = fresh;
+        Ok(())
     }
 }
 

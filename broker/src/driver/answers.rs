@@ -102,6 +102,10 @@ impl Driver {
                 self.keep_process(&guest.process);
                 drop(reply.send(Ok(())));
             }
+            Some(Pending::Budgets { groups, reply }) => {
+                self.groups = groups;
+                drop(reply.send(Ok(())));
+            }
             Some(Pending::Unheard) => {}
             Some(other) => mismatch(&other, "done"),
             None => tracing::error!(?request, "an answer to a request that is not open"),

@@ -4,7 +4,7 @@ use gpulease_arbiter::{Denial, Effect, Event, LeaseView, RequestId};
 use gpulease_words::{Bytes, DurationText, LeaseId, Pid, Reason, SegmentId, SessionId};
 
 use super::Driver;
-use super::clock::Clock;
+use super::clock::unix_ms;
 use super::requests::{Asked, Pending};
 use crate::event_log::{Facts, Kind};
 
@@ -144,6 +144,7 @@ impl Driver {
                 Pending::Open { .. }
                 | Pending::Plain(_)
                 | Pending::Admit { .. }
+                | Pending::Budgets { .. }
                 | Pending::Lease(_)
                 | Pending::Amount(_)
                 | Pending::Segment { .. }
@@ -170,6 +171,7 @@ impl Driver {
                 Pending::Open { .. }
                 | Pending::Plain(_)
                 | Pending::Admit { .. }
+                | Pending::Budgets { .. }
                 | Pending::Lease(_)
                 | Pending::Amount(_)
                 | Pending::Unheard,
@@ -220,7 +222,12 @@ impl Driver {
 
     fn note(&self, kind: Kind, message: String, facts: Facts) {
         match kind {
-            Kind::Quarantined | Kind::Overdue | Kind::DeviceTrouble => tracing::warn!("{message}"),
+            Kind::Quarantined
+            | Kind::Overdue
+            | Kind::DeviceTrouble
+            | Kind::SuspendCancelled
+            | Kind::SwapFailed
+            | Kind::Terminated => tracing::warn!("{message}"),
             Kind::Opened
             | Kind::Waiting
             | Kind::Granted
@@ -235,9 +242,15 @@ impl Driver {
             | Kind::Adrift
             | Kind::Rejoined
             | Kind::Recalled
-            | Kind::OffBook => tracing::debug!("{message}"),
+            | Kind::OffBook
+            | Kind::Suspending
+            | Kind::Suspended
+            | Kind::Resuming
+            | Kind::Resumed
+            | Kind::Pinned
+            | Kind::Budget => tracing::debug!("{message}"),
         }
-        self.events.write(Clock::unix_ms(), kind, message, facts);
+        self.events.write(unix_ms(), kind, message, facts);
     }
 }
 

@@ -26,10 +26,10 @@ impl Clock {
         let since = time.since_start().min(self.start.elapsed().saturating_add(FAR));
         tokio::time::Instant::from_std(self.start + since)
     }
+}
 
-    /// Milliseconds since 1970, by the wall clock.
-    pub(super) fn unix_ms() -> u64 {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    }
+/// Milliseconds since 1970, by the wall clock.
+pub(crate) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

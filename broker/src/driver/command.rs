@@ -1,11 +1,12 @@
 //! What the driver is told: commands of the edges, which wait for a place in its queue, and what
 //! the world does, which cannot wait and is bounded by what is under way.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_arbiter::{Denial, Guard, Notice, Patience, Place, RequestId, SegmentKind, Terms, Time};
-use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
+use gpulease_arbiter::{Budgets, Denial, Guard, Notice, Patience, Place, RequestId, SegmentKind, Terms, Time};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId, Uid};
 use tokio::sync::{mpsc, oneshot};
 
 use super::view::View;
@@ -56,6 +57,8 @@ pub(crate) struct Shown {
 pub(crate) enum Command {
     /// A request of somebody.
     Ask { request: RequestId, caller: Caller, body: Body },
+    /// Budgets that are to be in force instead, and the first group of each user.
+    Budgets { request: RequestId, budgets: Box<Budgets>, groups: BTreeMap<Uid, String>, reply: Reply<()> },
     /// The state, and the time now.
     Look { reply: oneshot::Sender<(Arc<View>, Time)> },
 }

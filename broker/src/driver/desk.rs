@@ -1,11 +1,12 @@
 //! The desk: where the edges ask the driver and wait for its answer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gpulease_arbiter::{RequestId, Terms, Time};
-use gpulease_words::{Bytes, LeaseId, SegmentId};
+use gpulease_arbiter::{Budgets, RequestId, Terms, Time};
+use gpulease_words::{Bytes, LeaseId, SegmentId, Uid};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::{
@@ -172,6 +173,18 @@ impl Desk {
         within: Duration,
     ) -> Result<Bytes, Refusal> {
         self.ask(caller, |reply| Body::Recall { lease, bytes, within, reply }).await
+    }
+
+    /// Puts these budgets in force, and these first groups of users for those who come from now on.
+    pub(crate) async fn set_budgets(
+        &self,
+        budgets: Budgets,
+        groups: BTreeMap<Uid, String>,
+    ) -> Result<(), Refusal> {
+        let (reply, answer) = oneshot::channel();
+        let (request, budgets) = (self.next_request(), Box::new(budgets));
+        self.send(Command::Budgets { request, budgets, groups, reply }).await?;
+        answer.await.map_err(|_| Refusal::Stopping)?
     }
 
     /// The state as it is now or a moment later, and the time.

@@ -121,6 +121,7 @@ impl Driver {
                 Pending::Open { .. }
                 | Pending::Plain(_)
                 | Pending::Admit { .. }
+                | Pending::Budgets { .. }
                 | Pending::Lease(_)
                 | Pending::Amount(_)
                 | Pending::Unheard,

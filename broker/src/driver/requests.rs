@@ -28,6 +28,11 @@ pub(super) enum Pending {
         what: Asked,
         updates: mpsc::UnboundedSender<AskUpdate>,
     },
+    /// Its answer is "done", and these are then the groups.
+    Budgets {
+        groups: BTreeMap<Uid, String>,
+        reply: Reply<()>,
+    },
     Lease(Reply<LeaseTerms>),
     Amount(Reply<Bytes>),
     Segment {
@@ -59,7 +64,9 @@ impl Pending {
     pub(super) fn refuse(self, refusal: Refusal) {
         match self {
             Self::Open { reply, .. } => drop(reply.send(Err(refusal))),
-            Self::Plain(reply) | Self::Admit { reply, .. } => drop(reply.send(Err(refusal))),
+            Self::Plain(reply) | Self::Admit { reply, .. } | Self::Budgets { reply, .. } => {
+                drop(reply.send(Err(refusal)));
+            }
             Self::Ask { updates, .. } => drop(updates.send(AskUpdate::Refused(refusal))),
             Self::Lease(reply) => drop(reply.send(Err(refusal))),
             Self::Amount(reply) => drop(reply.send(Err(refusal))),
@@ -141,6 +148,7 @@ impl Requests {
             Pending::Open { .. }
             | Pending::Plain(_)
             | Pending::Admit { .. }
+            | Pending::Budgets { .. }
             | Pending::Lease(_)
             | Pending::Amount(_)
             | Pending::Unheard => false,

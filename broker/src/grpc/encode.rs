@@ -208,7 +208,10 @@ pub(super) fn with_names(denial: &Denial, names: &Names) -> Denial {
     if let Denial::OverBudget { account, .. }
     | Denial::AccountFull { account, .. }
     | Denial::AccountDue { account, .. }
-    | Denial::TooMany { account, .. } = &mut denial
+    | Denial::TooMany { account, .. }
+    | Denial::GuaranteeOverParent { account, .. }
+    | Denial::GuaranteeOverLimit { account, .. }
+    | Denial::GuaranteeUncounted { account } = &mut denial
     {
         *account = account_path(account, names);
     }

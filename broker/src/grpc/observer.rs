@@ -61,6 +61,13 @@ impl Observer for Services {
         };
         Ok(Response::new(v1::WhyReply { outcome: Some(outcome) }))
     }
+
+    async fn list_budgets(
+        &self,
+        _: Request<v1::ListBudgetsRequest>,
+    ) -> Result<Response<v1::ListBudgetsReply>, Status> {
+        Ok(Response::new(self.budget_list().await))
+    }
 }
 
 impl Services {

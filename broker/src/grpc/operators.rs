@@ -7,11 +7,10 @@ use gpulease_proto::v1::operators_server::Operators;
 use gpulease_words::{Bytes, LeaseId};
 use tonic::{Request, Response, Status};
 
+use super::budgets::{account_budget, not_changed};
 use super::encode::denied;
 use super::{Services, caller};
 use crate::driver::Standing;
-
-const NO_BUDGETS: &str = "budgets of this broker come from its file; change that and start the broker again";
 
 #[tonic::async_trait]
 impl Operators for Services {
@@ -35,24 +34,25 @@ impl Operators for Services {
         }))
     }
 
-    async fn list_budgets(
-        &self,
-        _: Request<v1::ListBudgetsRequest>,
-    ) -> Result<Response<v1::ListBudgetsReply>, Status> {
-        Err(Status::unimplemented(NO_BUDGETS))
-    }
-
     async fn set_budget(
         &self,
-        _: Request<v1::SetBudgetRequest>,
+        request: Request<v1::SetBudgetRequest>,
     ) -> Result<Response<v1::SetBudgetReply>, Status> {
-        Err(Status::unimplemented(NO_BUDGETS))
+        use v1::set_budget_reply::Outcome;
+        let caller = caller(&request)?;
+        let outcome = match self.try_set_budget(&caller, request.into_inner()).await {
+            Ok(listed) => Outcome::Budget(account_budget(&listed, &self.names)),
+            Err(why) => Outcome::Denied(not_changed(&why, &self.names)),
+        };
+        Ok(Response::new(v1::SetBudgetReply { outcome: Some(outcome) }))
     }
 
     async fn remove_budget(
         &self,
-        _: Request<v1::RemoveBudgetRequest>,
+        request: Request<v1::RemoveBudgetRequest>,
     ) -> Result<Response<v1::RemoveBudgetReply>, Status> {
-        Err(Status::unimplemented(NO_BUDGETS))
+        let caller = caller(&request)?;
+        let refused = self.try_remove_budget(&caller, request.into_inner()).await.err();
+        Ok(Response::new(v1::RemoveBudgetReply { denied: refused.map(|why| not_changed(&why, &self.names)) }))
     }
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use gpulease_arbiter::{Budget, Budgets};
-use gpulease_words::Uid;
+use gpulease_arbiter::{Budget, Budgets, OnOverdue, Pinning};
+use gpulease_words::{Bytes, Uid};
 
 use super::BadSetting;
 use super::account::{Account, user};
-use super::budget::{GroupTable, Key, Measure, Table, Value};
+use super::budget::{GroupTable, Measure, Overdue, Table, Value};
 
 /// The budgets of the host, its groups, users and jobs. Shares of limits are of what the broker leases on all devices
 /// together, shares of guarantees of what it leases on the smallest.
@@ -49,20 +49,13 @@ impl Accounts {
         }
         accounts.tables.extend(jobs.iter().map(|(name, table)| (Account::Job(name.clone()), table.clone())));
         accounts.tables.retain(|(_, table)| !table.is_empty());
-        accounts.check()
-    }
-
-    fn check(self) -> Result<Self, BadSetting> {
-        for (account, table) in &self.tables {
-            may_have(account, table).map_err(|why| BadSetting(format!("{account}: {why}")))?;
-        }
-        Ok(self)
+        Ok(accounts)
     }
 
     /// These with what was set at run time before it. Patterns of jobs that only the run time has are tried first.
     ///
     /// # Errors
-    /// When an account cannot have what was set.
+    /// When the file does not have a group.
     pub(crate) fn under(&self, run_time: &[(Account, Table)]) -> Result<Self, BadSetting> {
         let mut accounts = self.clone();
         let mut new = Vec::new();
@@ -80,7 +73,7 @@ impl Accounts {
         }
         new.append(&mut accounts.tables);
         accounts.tables = new;
-        accounts.check()
+        Ok(accounts)
     }
 
     /// The accounts that have settings, in the order in which patterns of jobs are tried.
@@ -121,7 +114,7 @@ impl Accounts {
 
     /// The budgets on these devices.
     pub(crate) fn budgets(&self, measure: Measure) -> Budgets {
-        let mut budgets = Budgets::default();
+        let mut budgets = Budgets { memberships: self.memberships.clone(), ..Budgets::default() };
         for (account, table) in &self.tables {
             let budget = budget(table, measure);
             match account {
@@ -136,19 +129,6 @@ impl Accounts {
     }
 }
 
-/// Whether this account can have these settings at all.
-fn may_have(account: &Account, table: &Table) -> Result<(), &'static str> {
-    match account {
-        Account::Host if table.has(Key::Guarantee) => {
-            Err("the host's guarantee is all that there is; give groups, users or jobs theirs")
-        }
-        Account::EachUser if table.has(Key::Guarantee) => {
-            Err("nobody knows how many users there will be; give guarantees by name, user.NAME or group.NAME")
-        }
-        Account::Host | Account::Group(_) | Account::EachUser | Account::User(_) | Account::Job(_) => Ok(()),
-    }
-}
-
 fn budget(table: &Table, measure: Measure) -> Budget {
     let mut budget = Budget { weight: NonZeroU32::MIN, ..Budget::default() };
     for (_, written) in table.iter() {
@@ -156,7 +136,14 @@ fn budget(table: &Table, measure: Measure) -> Budget {
             Value::Limit(_) => budget.limit = written.value.bytes(measure),
             Value::Weight(weight) => budget.weight = weight,
             Value::LeasesMax(most) => budget.leases_max = Some(most),
-            Value::Guarantee(_) | Value::MaxWait(_) | Value::Suspendable(_) | Value::OnOverdue(_) => {}
+            Value::Guarantee(_) => budget.guarantee = written.value.bytes(measure).unwrap_or(Bytes::ZERO),
+            Value::MaxWait(span) => budget.max_wait = Some(span),
+            Value::Suspendable(true) => budget.pinning = Pinning::Movable,
+            Value::Suspendable(false) => budget.pinning = Pinning::Pinned,
+            Value::OnOverdue(Overdue::Keep) => budget.on_overdue = Some(OnOverdue::Keep),
+            Value::OnOverdue(Overdue::Terminate(grace)) => {
+                budget.on_overdue = Some(OnOverdue::Terminate { grace });
+            }
         }
     }
     budget
@@ -165,7 +152,9 @@ fn budget(table: &Table, measure: Measure) -> Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Key;
     use gpulease_words::gib;
+    use std::time::Duration;
 
     fn group(members: &[&str]) -> GroupTable {
         GroupTable { members: members.iter().map(ToString::to_string).collect(), ..GroupTable::default() }
@@ -214,6 +203,24 @@ mod tests {
     }
 
     #[test]
+    fn every_setting_reaches_the_arbiter() {
+        let mut table = Table::default();
+        for (key, text) in [
+            (Key::Guarantee, "25%"),
+            (Key::MaxWait, "2m"),
+            (Key::Suspendable, "false"),
+            (Key::OnOverdue, "terminate 30s"),
+            (Key::LeasesMax, "4"),
+        ] {
+            table.set(key, text).expect(text);
+        }
+        let budget = budget(&table, measure());
+        assert_eq!((budget.guarantee, budget.max_wait), (gib(4), Some(Duration::from_secs(120))));
+        assert_eq!((budget.pinning, budget.leases_max), (Pinning::Pinned, Some(4)));
+        assert_eq!(budget.on_overdue, Some(OnOverdue::Terminate { grace: Duration::from_secs(30) }));
+    }
+
+    #[test]
     fn what_is_set_at_run_time_goes_before_the_file_and_the_rest_stays() {
         let mut root = limited("3GiB");
         root.set(Key::Weight, "2").expect("sound");
@@ -231,12 +238,8 @@ mod tests {
     }
 
     #[test]
-    fn what_an_account_cannot_have_is_refused() {
+    fn a_group_that_the_file_does_not_have_is_refused() {
         let file = Accounts::default();
-        for account in [Account::Host, Account::EachUser] {
-            let run_time = [(account, with(Key::Guarantee, "1GiB"))];
-            assert!(file.under(&run_time).expect_err("no guarantee").to_string().contains("guarantee"));
-        }
         let run_time = [(Account::Group("nlp".to_owned()), limited("1GiB"))];
         let why = file.under(&run_time).expect_err("no such group").to_string();
         assert!(why.contains("group.nlp"), "{why}");

@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// The job socket; the others are made beside it
     #[arg(long, value_name = "PATH", env = "GPULEASE_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
+    /// The directory in which budgets that are set at run time outlive the broker
+    #[arg(long, value_name = "DIRECTORY", env = "STATE_DIRECTORY")]
+    pub(crate) state: Option<PathBuf>,
     /// What is logged: error, warn, info, debug, or directives like info,gpulease::arbiter=debug
     #[arg(long, value_name = "LEVEL", env = "GPULEASED_LOG")]
     pub(crate) log: Option<String>,
@@ -60,11 +63,27 @@ fn usual_config() -> Option<PathBuf> {
     match Rank::own() {
         Rank::Root => Some(PathBuf::from("/etc/gpulease/gpuleased.toml")),
         Rank::User => {
-            let home = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-            let folder = home("XDG_CONFIG_HOME").or_else(|| home("HOME").map(|home| home.join(".config")));
-            folder.map(|folder| Path::new(&folder).join("gpulease/gpuleased.toml"))
+            own_folder("XDG_CONFIG_HOME", ".config").map(|folder| folder.join("gpulease/gpuleased.toml"))
         }
     }
+}
+
+/// Where a broker at the usual socket keeps what is set at run time. One at a named socket is beside another, which has
+/// budgets of its own.
+pub(super) fn usual_state(socket: Option<&Path>) -> Option<PathBuf> {
+    match (socket, Rank::own()) {
+        (Some(_), _) => None,
+        (None, Rank::Root) => Some(PathBuf::from("/var/lib/gpulease")),
+        (None, Rank::User) => {
+            own_folder("XDG_STATE_HOME", ".local/state").map(|folder| folder.join("gpulease"))
+        }
+    }
+}
+
+/// The user's folder of a kind: where a variable says, else in his home.
+fn own_folder(variable: &str, in_home: &str) -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    folder(variable).or_else(|| folder("HOME").map(|home| home.join(in_home)))
 }
 
 #[cfg(test)]

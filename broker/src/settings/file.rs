@@ -21,6 +21,7 @@ use crate::device::choice::DeviceChoice;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct File {
     pub(super) socket: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
     #[serde(deserialize_with = "texts")]
     pub(super) devices: Vec<DeviceChoice>,
     #[serde(deserialize_with = "text")]
@@ -122,7 +123,7 @@ fn bound(key: &str, said: Option<u32>, most: u32) -> Result<u32, BadSetting> {
 
 /// A table whose keys are names, in the order of the file.
 #[derive(Debug)]
-struct InOrder<T>(Vec<(String, T)>);
+pub(super) struct InOrder<T>(pub(super) Vec<(String, T)>);
 
 impl<T> Default for InOrder<T> {
     fn default() -> Self {

@@ -95,7 +95,7 @@ pub(crate) enum Command {
     Release(ReleaseArguments),
     /// Show the line: who waits, for what, and what is short
     Queue,
-    /// Show budgets: what each account may have, and what it is charged
+    /// Show and change budgets: what each account may have, and what it is charged
     Budget(BudgetArguments),
     /// Say why an ask (a3) waits, or how a lease (L7) stands
     Why(WhyArguments),
@@ -207,11 +207,46 @@ pub(crate) struct BudgetArguments {
     pub(crate) what: Option<BudgetCommand>,
 }
 
-/// What to do with budgets. They are set in the broker's configuration file.
-#[derive(Clone, Copy, Debug, Subcommand)]
+/// What to do with budgets.
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum BudgetCommand {
-    /// List every account that is charged, waits or has a limit (as `gpulease budget` alone does)
+    /// List every account that is charged, waits or has a limit, and each setting with its origin (as `gpulease budget` alone does)
     Ls,
+    /// Set what an account may have, from now on and across restarts (operators)
+    Set(BudgetSetArguments),
+    /// Forget what was set for an account; the broker's configuration holds again (operators)
+    Rm(BudgetRmArguments),
+}
+
+const BUDGET_SETTINGS: &str = "\
+Settings:
+  limit=20GiB            the most it may be charged, on all devices together; 50% is of all devices
+  guarantee=8GiB         always there for it, on each device (groups and users by name)
+  weight=2               its share of what is contended, against its siblings
+  leases_max=4           the most leases at one time
+  max_wait=2m            its asks are barriers after so long
+  suspendable=false      its leases stay where they are
+  on_overdue=keep        or \"terminate 30s\": SIGTERM, and SIGKILL after that
+Example: gpulease budget set user.anna limit=40GiB guarantee=8GiB";
+
+/// Options of `budget set`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = BUDGET_SETTINGS)]
+pub(crate) struct BudgetSetArguments {
+    /// host, group.NAME, user.NAME, user.* (each other user) or job.PATTERN
+    pub(crate) account: String,
+    /// What to set
+    #[arg(required = true, value_name = "SETTING=VALUE", value_parser = amount::assignment)]
+    pub(crate) settings: Vec<(String, String)>,
+}
+
+/// Options of `budget rm`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BudgetRmArguments {
+    /// As for `budget set`
+    pub(crate) account: String,
+    /// Only this setting; else all that were set
+    pub(crate) setting: Option<String>,
 }
 
 /// Options of `why`.

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod ask;
+mod budget;
 mod clock;
 mod connection;
 mod demo;
@@ -73,7 +74,9 @@ fn act(arguments: Arguments) -> Outcome {
         Some(Command::Status(status)) => wait_for(state::show(&common, status)),
         Some(Command::Queue) => wait_for(state::queue(&common)),
         Some(Command::Budget(budget)) => match budget.what {
-            None | Some(BudgetCommand::Ls) => wait_for(state::budgets(&common)),
+            None | Some(BudgetCommand::Ls) => wait_for(budget::list(&common)),
+            Some(BudgetCommand::Set(set)) => wait_for(budget::set(&common, &set)),
+            Some(BudgetCommand::Rm(rm)) => wait_for(budget::remove(&common, &rm)),
         },
         Some(Command::Release(release)) => wait_for(release::release(&common, &release)),
         Some(Command::Why(why)) => wait_for(why::why(&common, &why)),

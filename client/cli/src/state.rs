@@ -7,9 +7,8 @@ mod page;
 
 use serde::Serialize;
 
-use document::Account;
-pub(crate) use document::{SCHEMA_VERSION, State, Waiting, kind_word, seconds};
-pub(crate) use page::{span, user};
+pub(crate) use document::{Account, SCHEMA_VERSION, State, Waiting, kind_word, seconds};
+pub(crate) use page::{accounts, span, user};
 
 use crate::arguments::{Common, StatusArguments};
 use crate::connection;
@@ -36,24 +35,6 @@ pub(crate) async fn show(common: &Common, arguments: StatusArguments) -> Outcome
 struct Queue<'a> {
     schema_version: u32,
     waiting: Vec<Waiting<'a>>,
-}
-
-#[derive(Serialize)]
-struct Budgets<'a> {
-    schema_version: u32,
-    accounts: Vec<Account<'a>>,
-}
-
-/// `gpulease budget`.
-pub(crate) async fn budgets(common: &Common) -> Outcome {
-    let reply = connection::observer(common).await?.status().await?;
-    if common.json {
-        let accounts = reply.accounts.iter().map(Account::from).collect();
-        output::print_document(&Budgets { schema_version: SCHEMA_VERSION, accounts })?;
-    } else {
-        output::print(&page::accounts(&reply.accounts, Look::of_stdout()))?;
-    }
-    Ok(Exit::Done)
 }
 
 /// `gpulease queue`.

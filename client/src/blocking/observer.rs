@@ -81,6 +81,14 @@ impl Observer {
         block_on(self.0.why_lease(lease))
     }
 
+    /// See [`crate::Observer::budgets`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn budgets(&self) -> Result<v1::ListBudgetsReply, Error> {
+        block_on(self.0.budgets())
+    }
+
     /// See [`crate::Observer::release`].
     ///
     /// # Errors
@@ -123,6 +131,26 @@ impl Operator {
     /// As there.
     pub fn recall(&self, lease: LeaseId, bytes: Option<Bytes>, within: Duration) -> Result<Bytes, AskError> {
         block_on(self.0.recall(lease, bytes, within))
+    }
+
+    /// See [`crate::Operator::set_budget`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_budget(
+        &self,
+        account: &str,
+        settings: &[(String, String)],
+    ) -> Result<v1::AccountBudget, AskError> {
+        block_on(self.0.set_budget(account, settings))
+    }
+
+    /// See [`crate::Operator::remove_budget`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn remove_budget(&self, account: &str, key: Option<&str>) -> Result<(), AskError> {
+        block_on(self.0.remove_budget(account, key))
     }
 
     /// See [`crate::Operator::end`].

@@ -43,6 +43,16 @@ impl FromStr for Memory {
     }
 }
 
+/// `limit=20GiB` as its two sides.
+pub(crate) fn assignment(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() && !value.trim().is_empty() => {
+            Ok((key.trim().to_owned(), value.trim().to_owned()))
+        }
+        Some(_) | None => Err("write a setting and its value, like limit=20GiB".to_owned()),
+    }
+}
+
 fn size(text: &str) -> Result<Size, String> {
     text.parse().map_err(|e: gpulease_words::ParseSizeError| e.to_string())
 }

@@ -128,7 +128,7 @@ pub(crate) struct Waiting<'a> {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Account<'a> {
+pub(crate) struct Account<'a> {
     path: &'a str,
     limit_bytes: Option<u64>,
     charged_bytes: u64,
