@@ -269,7 +269,9 @@ impl Office {
             return Ok(());
         };
         // A disk may take its time; only a runtime that ends cancels it.
-        tokio::task::spawn_blocking(move || kept.write(&run_time)).await.unwrap_or_else(|error| Err(error.into()))
+        tokio::task::spawn_blocking(move || kept.write(&run_time))
+            .await
+            .unwrap_or_else(|error| Err(error.into()))
     }
 
     fn note(&self, message: String) {

@@ -96,7 +96,11 @@ impl Settings {
             socket: socket.clone(),
             devices: if arguments.devices.is_empty() { file.devices } else { arguments.devices.clone() },
             capacity: arguments.capacity.or(file.capacity),
-            state: arguments.state.clone().or(file.state).or_else(|| arguments::usual_state(socket.as_deref())),
+            state: arguments
+                .state
+                .clone()
+                .or(file.state)
+                .or_else(|| arguments::usual_state(socket.as_deref())),
             policy,
             accounts,
             helpers: Program::default(),

@@ -100,8 +100,7 @@ impl HostSite {
     /// Addresses without memory.
     fn reserve(bytes: Bytes) -> Result<Self, MapError> {
         // SAFETY: a null hint lets the kernel choose a range that nothing else uses.
-        let base =
-            unsafe { mmap_anonymous(null_mut(), size(bytes), ProtFlags::empty(), MapFlags::PRIVATE) };
+        let base = unsafe { mmap_anonymous(null_mut(), size(bytes), ProtFlags::empty(), MapFlags::PRIVATE) };
         let base = base.map_err(|errno| failed(bytes, errno.into()))?;
         let base = NonNull::new(base).expect("the kernel maps nothing at address zero unasked");
         Ok(Self { base, length: size(bytes), behind: Mutex::new(Behind::Nothing) })

@@ -116,9 +116,7 @@ pub(crate) fn map_chunks(gpus: &Gpus, device: &Device, chunks: &[Chunk]) -> Resu
     let chunks: Vec<_> = chunks.iter().map(|chunk| (chunk.descriptor.as_fd(), chunk.bytes)).collect();
     match device.kind {
         DeviceKind::Host => HostMapping::of(&chunks).map(Memory::Host),
-        DeviceKind::Cuda => {
-            Ok(Memory::Cuda(Mapping::of_descriptors(&gpus.context(device)?, &chunks)?))
-        }
+        DeviceKind::Cuda => Ok(Memory::Cuda(Mapping::of_descriptors(&gpus.context(device)?, &chunks)?)),
     }
 }
 

@@ -113,10 +113,8 @@ impl Operator {
     /// # Errors
     /// Denied where nothing was set; [`AskError::Failed`] as [`Self::recall`].
     pub async fn remove_budget(&self, account: &str, key: Option<&str>) -> Result<(), AskError> {
-        let request = v1::RemoveBudgetRequest {
-            account: account.to_owned(),
-            key: key.unwrap_or_default().to_owned(),
-        };
+        let request =
+            v1::RemoveBudgetRequest { account: account.to_owned(), key: key.unwrap_or_default().to_owned() };
         let reply = self.line.ask("the removal of a budget", self.service().remove_budget(request)).await?;
         reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
     }

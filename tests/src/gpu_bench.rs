@@ -32,7 +32,9 @@ pub fn main() -> ExitCode {
         ["swap"] => card().and_then(|context| swap::run(&context)),
         ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
         ["--victim-bare", bytes] => teardown::bare_victim(bytes),
-        _ => Err(anyhow::anyhow!("it takes no argument, or `swap` for the swap engine; it uses the first GPU that CUDA shows")),
+        _ => Err(anyhow::anyhow!(
+            "it takes no argument, or `swap` for the swap engine; it uses the first GPU that CUDA shows"
+        )),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -114,7 +114,9 @@ impl Reload {
         let differences = self.settings.differences(&fresh);
         if !differences.is_empty() {
             let named = differences.join(", ");
-            return Err(format!("{named} changed, which takes another start; budgets alone can be read anew"));
+            return Err(format!(
+                "{named} changed, which takes another start; budgets alone can be read anew"
+            ));
         }
         budgets.reload(fresh.accounts.clone()).await.map_err(|why| why.to_string())?;
         self.settings = fresh;

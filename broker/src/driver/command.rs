@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_arbiter::{Budgets, Denial, Guard, Notice, Patience, Place, RequestId, SegmentKind, Terms, Time};
+use gpulease_arbiter::{
+    Budgets, Denial, Guard, Notice, Patience, Place, RequestId, SegmentKind, Terms, Time,
+};
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId, Uid};
 use tokio::sync::{mpsc, oneshot};
 

@@ -84,7 +84,8 @@ mod tests {
             assert_eq!(Account::named(text).expect("an account").to_string(), text);
         }
         assert_eq!(Account::named("user.root"), Ok(Account::User(Uid::new(0))));
-        for bad in ["", "hosts", "group.", "user.", "job.", "user.no-such-user-here", "team.x", "job.a\x1bb"] {
+        for bad in ["", "hosts", "group.", "user.", "job.", "user.no-such-user-here", "team.x", "job.a\x1bb"]
+        {
             assert!(Account::named(bad).is_err(), "{bad:?}");
         }
     }

@@ -98,7 +98,9 @@ fn overdue(text: &str) -> Result<Overdue, String> {
         Some(("terminate", grace)) => {
             parse_duration(grace).map(Overdue::Terminate).map_err(|error| error.to_string())
         }
-        Some(_) | None => Err(format!("{text:?} is nothing to do; write keep, terminate or \"terminate 30s\"")),
+        Some(_) | None => {
+            Err(format!("{text:?} is nothing to do; write keep, terminate or \"terminate 30s\""))
+        }
     }
 }
 

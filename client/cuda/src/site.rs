@@ -26,7 +26,9 @@ pub struct Site {
 #[derive(Debug)]
 pub(crate) enum Held {
     Chunks(Reservation),
-    Ipc { _mapping: IpcMapping },
+    Ipc {
+        _mapping: IpcMapping,
+    },
     /// Addresses and all are given up.
     Nothing,
 }

@@ -117,12 +117,17 @@ mod tests {
 
     #[test]
     fn a_failure_ends_the_work_and_so_does_a_copy_that_stops() {
-        let (worked, ()) = work(&Pieces::all(1000), |piece| if piece == 3 { Err(piece) } else { Ok(()) }, || ());
+        let (worked, ()) =
+            work(&Pieces::all(1000), |piece| if piece == 3 { Err(piece) } else { Ok(()) }, || ());
         assert_eq!(worked, Err(3));
         let pieces = Pieces::coming(1000);
-        let (_, ()) = work(&pieces, |_| Ok::<_, ()>(()), || {
-            pieces.arrived();
-            pieces.over();
-        });
+        let (_, ()) = work(
+            &pieces,
+            |_| Ok::<_, ()>(()),
+            || {
+                pieces.arrived();
+                pieces.over();
+            },
+        );
     }
 }

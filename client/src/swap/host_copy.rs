@@ -64,7 +64,8 @@ impl HostCopy {
         let mut registration = self.registration();
         if registration.is_none() {
             // SAFETY: the range is mapped as long as `self` lives, and the registration goes before it.
-            let locked = unsafe { HostRegistration::register(context, self.memory.start.cast(), self.bytes()) };
+            let locked =
+                unsafe { HostRegistration::register(context, self.memory.start.cast(), self.bytes()) };
             *registration = Some(locked?);
         }
         Ok(())

@@ -142,7 +142,11 @@ impl Lane {
             // SAFETY: the caller vouches that nothing writes to the copy.
             let found = sum(unsafe { copy.bytes_of(piece) });
             let at = Bytes::new(piece as u64 * PIECE.get());
-            if sums.get(piece) == Some(found) { Ok(()) } else { Err(SwapError::Corrupt { at, of: copy.bytes() }) }
+            if sums.get(piece) == Some(found) {
+                Ok(())
+            } else {
+                Err(SwapError::Corrupt { at, of: copy.bytes() })
+            }
         };
         match Crossing::new(self, site, copy)? {
             Crossing::Host(to) => {
@@ -182,7 +186,9 @@ impl<'a> Crossing<'a> {
         }
         match (lane, site) {
             (Lane::Host, Site::Host(site)) => Ok(Self::Host(site)),
-            (Lane::Cuda(lane), Site::Cuda(site)) if copy.is_registered() => Ok(Self::Pinned(lane, site.ptr())),
+            (Lane::Cuda(lane), Site::Cuda(site)) if copy.is_registered() => {
+                Ok(Self::Pinned(lane, site.ptr()))
+            }
             (Lane::Cuda(lane), Site::Cuda(site)) => Ok(Self::Pageable(lane, site.ptr())),
             (Lane::Host, Site::Cuda(_)) | (Lane::Cuda(_), Site::Host(_)) => Err(mismatch),
         }
@@ -293,9 +299,7 @@ impl CudaLane {
         // for the rest.
         unsafe {
             match way {
-                Way::Out => {
-                    self.context.copy_to_host(std::slice::from_raw_parts_mut(there, length), here)
-                }
+                Way::Out => self.context.copy_to_host(std::slice::from_raw_parts_mut(there, length), here),
                 Way::Back => self.context.copy_to_device(here, std::slice::from_raw_parts(there, length)),
             }
         }

@@ -140,7 +140,10 @@ fn flat(context: &Context) -> anyhow::Result<()> {
     for _ in 0..CYCLES {
         cycle()?;
     }
-    println!("\nhost memory of this process before and after {CYCLES} cycles of 1 GiB: {before}, {}", resident()?);
+    println!(
+        "\nhost memory of this process before and after {CYCLES} cycles of 1 GiB: {before}, {}",
+        resident()?
+    );
     Ok(())
 }
 
@@ -161,6 +164,8 @@ fn resident() -> anyhow::Result<Bytes> {
 fn line_of(file: &str, name: &str) -> anyhow::Result<Bytes> {
     let text = std::fs::read_to_string(file)?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next()).with_context(|| format!("no {name} in {file}"))?;
+    let number = line
+        .and_then(|line| line.split_whitespace().next())
+        .with_context(|| format!("no {name} in {file}"))?;
     Ok(Bytes::new(number.parse::<u64>()? * 1024))
 }

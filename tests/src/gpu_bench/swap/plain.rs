@@ -52,7 +52,8 @@ impl Plain {
 
 impl Side {
     fn new(context: &Context, bytes: Bytes) -> anyhow::Result<Self> {
-        let (device, host) = (DeviceMemory::allocate(context, bytes)?, PinnedMemory::allocate(context, bytes)?);
+        let (device, host) =
+            (DeviceMemory::allocate(context, bytes)?, PinnedMemory::allocate(context, bytes)?);
         Ok(Self { device, host, stream: Stream::new(context)?, bytes })
     }
 
