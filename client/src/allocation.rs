@@ -1,6 +1,7 @@
 //! Taking memory inside a lease.
 
-use std::time::Duration;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
 
 use gpulease_cuda::IpcHandle;
 use gpulease_proto::handover::Ticket;
@@ -12,6 +13,7 @@ use crate::asked::Asked;
 use crate::charge::Charge;
 use crate::device::Device;
 use crate::engine::Share;
+use crate::entry::until_here;
 use crate::error::{AskError, Denied, Error};
 use crate::handover::Claim;
 use crate::keeper::Pass;
@@ -22,8 +24,12 @@ use crate::named::{Named, Unanswered};
 use crate::resident::inside_a_guard;
 use crate::segment::Segment;
 use crate::session::Patience;
+use crate::swap::HostCopy;
 
 const REQUEST: &str = "an allocate";
+
+/// The broker's word that a lease is being suspended takes less than this to come.
+const CROSSING: Duration = Duration::from_millis(10);
 
 /// An ask for a segment, put by [`Self::allocate`].
 ///
@@ -84,13 +90,13 @@ impl<'l> Allocation<'l> {
     /// broker, and where the broker went away or does not answer.
     pub async fn allocate(self) -> Result<Segment, AskError> {
         let device = self.device()?;
-        let allocated = self.put(device.id).await?;
+        let allocated = self.put_when_here(device.id).await?;
         let charge = Charge::new(self.lease, SegmentId::new(allocated.segment_id));
         let mapping = self.lease.session().engine.handle().spawn_blocking(move || {
             // The charge is dropped with the task, and so given back, where nobody waits any more.
             match map(charge.lease(), &device, &allocated) {
-                Ok(memory) => {
-                    let segment = Segment::new(charge, Bytes::new(allocated.bytes), device.id, memory);
+                Ok((memory, copy)) => {
+                    let segment = Segment::new(charge, Bytes::new(allocated.bytes), &device, memory, copy);
                     Ok(segment.with_ipc_handle(ipc_handle(&allocated)))
                 }
                 Err(error) => Err((error, charge)),
@@ -120,6 +126,35 @@ impl<'l> Allocation<'l> {
                 format!("lease {} is on device {}, not on {asked}", self.lease.id(), devices.join(", "));
             AskError::Denied(Denied { reason: Reason::NoSuchDevice, message })
         })
+    }
+
+    /// Puts the ask when the lease's memory is here: what is swapped out comes back for it as for a guard. Who is
+    /// inside a guard, or does not want to wait, hears at once that it is away.
+    async fn put_when_here(&self, device: DeviceId) -> Result<v1::Allocated, AskError> {
+        loop {
+            if self.may_wait() {
+                self.come_home().await?;
+            }
+            match self.put(device).await {
+                // The word of it crosses the ask.
+                Err(AskError::Denied(denied)) if denied.reason == Reason::Suspended && self.may_wait() => {
+                    self.lease.session().engine.sleep(CROSSING).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn may_wait(&self) -> bool {
+        let over = self.wait.end().is_some_and(|end| end <= Instant::now());
+        !over && !inside_a_guard()
+    }
+
+    async fn come_home(&self) -> Result<(), Error> {
+        let Some(end) = self.wait.end() else { return until_here(self.lease, &mut |_| {}).await };
+        let (left, lease) = (end.saturating_duration_since(Instant::now()), self.lease.id());
+        let here = self.lease.session().engine.within(left, until_here(self.lease, &mut |_| {})).await;
+        here.unwrap_or_else(|_| Err(Error::StillAway { lease, waited: left, why: String::new() }))
     }
 
     /// Puts the ask, and again where the connection broke under it. A second asking could take memory
@@ -196,8 +231,11 @@ fn ipc_handle(allocated: &v1::Allocated) -> Option<IpcHandle> {
     }
 }
 
+/// A segment's memory, and where its bytes go in a suspension.
+type Mapped = (Memory, Option<HostCopy>);
+
 /// Claims and maps; blocks.
-fn map(lease: &LeaseState, device: &Device, allocated: &v1::Allocated) -> Result<Memory, Error> {
+fn map(lease: &LeaseState, device: &Device, allocated: &v1::Allocated) -> Result<Mapped, Error> {
     let (session, bytes) = (lease.session(), Bytes::new(allocated.bytes));
     match &allocated.handle {
         Some(Handle::Ticket(ticket)) => {
@@ -206,10 +244,12 @@ fn map(lease: &LeaseState, device: &Device, allocated: &v1::Allocated) -> Result
             let place = session.link.place().handoff();
             let received = Claim::new(&place, &session.spare, ticket).receive(bytes)?;
             let memory = map_chunks(&session.gpus, device, &received.chunks)?;
+            let copy = received.host_copy.as_ref().map(|copy| HostCopy::map(copy.as_fd(), bytes));
+            let copy = copy.transpose()?;
             received.acknowledge();
-            Ok(memory)
+            Ok((memory, copy))
         }
-        Some(Handle::CudaIpcHandle(handle)) => Ok(open_ipc(&session.gpus, device, handle, bytes)?),
+        Some(Handle::CudaIpcHandle(handle)) => Ok((open_ipc(&session.gpus, device, handle, bytes)?, None)),
         None => Err(Error::Protocol("a segment without a handle".to_owned())),
     }
 }

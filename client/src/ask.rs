@@ -63,6 +63,15 @@ impl Wait {
         v1::WaitPolicy { policy: Some(policy) }
     }
 
+    /// When it is over; `None`: never.
+    pub(crate) fn end(self) -> Option<Instant> {
+        match self {
+            Self::Never => Some(Instant::now()),
+            Self::Until(end) => Some(end),
+            Self::Forever => None,
+        }
+    }
+
     /// When an answer is overdue, where the broker takes so long to give one.
     pub(crate) fn answer_within(self, broker: Duration) -> Option<Duration> {
         match self {

@@ -165,6 +165,29 @@ pub enum Error {
         /// The lease.
         lease: LeaseId,
     },
+    /// The lease's memory is away and did not come back in time. It still may.
+    #[error(
+        "the memory of lease {lease} is swapped out and did not come back within {}{why}; see `gpulease why` for who has the room",
+        DurationText(*waited)
+    )]
+    StillAway {
+        /// The lease.
+        lease: LeaseId,
+        /// How long it was waited for.
+        waited: Duration,
+        /// What the broker said last, after ": "; empty where it said nothing.
+        why: String,
+    },
+    /// What was swapped out could not be brought back: its bytes are lost, and only this lease's.
+    #[error(
+        "the memory of lease {lease} was swapped out and can't be brought back: {why}; what it held is lost, so release it and go on from a checkpoint"
+    )]
+    BytesLost {
+        /// The lease.
+        lease: LeaseId,
+        /// What happened.
+        why: String,
+    },
     /// This process was forked from the one that connected; it has no part in that session.
     #[error(
         "this process ({now}) was forked from {opened_by}, which connected to the broker; connect anew here, and join the lease with its token"

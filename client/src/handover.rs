@@ -158,11 +158,11 @@ impl<'a> Claim<'a> {
             connection.debt = Debt::None;
         }
         self.say(&connection, Request::Claim(self.ticket))?;
-        let (sizes, descriptors) = match self.hear(&connection)? {
-            (Reply::Segment(sizes), descriptors) => (sizes, descriptors),
+        let (sizes, descriptors, host_copy) = match self.hear(&connection)? {
+            (Reply::Segment(sizes), descriptors) => (sizes, descriptors, None),
             (Reply::Movable(sizes), mut descriptors) => {
-                drop(descriptors.pop());
-                (sizes, descriptors)
+                let host_copy = descriptors.pop();
+                (sizes, descriptors, host_copy)
             }
             (Reply::Refused(why), _) => return Err(HandOverError::Refused(why)),
             (Reply::Done, _) => return Err(HandOverError::Refused("it sent no segment".to_owned())),
@@ -173,7 +173,7 @@ impl<'a> Claim<'a> {
         let pairs = descriptors.into_iter().zip(sizes);
         let chunks = pairs.map(|(descriptor, bytes)| Chunk { descriptor, bytes }).collect();
         let claim = Claim { place: self.place, spare: self.spare, ticket: self.ticket };
-        Ok(Received { chunks, connection, claim })
+        Ok(Received { chunks, host_copy, connection, claim })
     }
 
     fn say(&self, connection: &Connection, request: Request) -> Result<(), HandOverError> {
@@ -208,6 +208,8 @@ impl<'a> Claim<'a> {
 #[derive(Debug)]
 pub(crate) struct Received<'a> {
     pub(crate) chunks: Vec<Chunk>,
+    /// Where its bytes go in a suspension, where its lease can be suspended.
+    pub(crate) host_copy: Option<OwnedFd>,
     connection: Connection,
     claim: Claim<'a>,
 }

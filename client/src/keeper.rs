@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpulease_proto::handover::Ticket;
 use gpulease_proto::refusal;
 use gpulease_proto::v1;
 use gpulease_proto::v1::session_message::Message;
-use gpulease_words::Reason;
+use gpulease_words::{Reason, SegmentId};
 use tokio::sync::{oneshot, watch};
 use tonic::{Code, Status, Streaming};
 
@@ -16,6 +17,7 @@ use crate::error::Error;
 use crate::leases::{Epoch, Leases};
 use crate::link::{Link, Trouble, causes, trouble};
 use crate::place::{Place, find};
+use crate::suspension::Order;
 
 /// A broker opens a session in milliseconds; who takes longer is stopped, or no broker.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
@@ -48,6 +50,7 @@ pub(crate) struct Started {
     pub(crate) link: Arc<Link>,
     pub(crate) devices: Vec<Device>,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) idle_after: Option<Duration>,
     pub(crate) connection: watch::Receiver<Connection>,
 }
 
@@ -90,8 +93,14 @@ async fn begin(places: Vec<Place>) -> Result<(Keeper, Streaming<v1::SessionMessa
     let pass = Pass { reference: opened.session.unwrap_or_default(), epoch: Epoch::FIRST };
     let (connection, watched) = watch::channel(Connection::Open(pass.clone()));
     let leases = Arc::<Leases>::default();
-    let started =
-        Started { link: Arc::clone(&link), devices, leases: Arc::clone(&leases), connection: watched };
+    let idle_after = Duration::from_millis(opened.idle_after_ms);
+    let started = Started {
+        link: Arc::clone(&link),
+        devices,
+        leases: Arc::clone(&leases),
+        idle_after: Some(idle_after).filter(|after| !after.is_zero()),
+        connection: watched,
+    };
     Ok((Keeper { link, leases, connection, pass }, messages, started))
 }
 
@@ -128,17 +137,25 @@ impl Keeper {
         match message.message {
             Some(Message::Recall(recall)) => self.leases.recalled(self.pass.epoch, &recall),
             Some(Message::LeaseEnded(ended)) => self.leases.ended(self.pass.epoch, ended),
+            Some(Message::Suspend(suspend)) => {
+                self.order(suspend.lease_id, Order::Suspend(Duration::from_millis(suspend.deadline_in_ms)));
+            }
+            Some(Message::SwapOut(out)) => self.order(out.lease_id, Order::SwapOut),
+            Some(Message::SuspendCancelled(off)) => self.order(off.lease_id, Order::Cancelled(off.message)),
+            Some(Message::SegmentBack(back)) => match Ticket::try_from(back.ticket.as_ref()) {
+                Ok(ticket) => {
+                    self.order(back.lease_id, Order::Back(SegmentId::new(back.segment_id), ticket));
+                }
+                Err(error) => tracing::error!(%error, "gpulease: a segment came back with a ticket of no use"),
+            },
+            Some(Message::Pinned(pinned)) => self.order(pinned.lease_id, Order::Pinned),
             // A second `opened` or a notice of a newer broker says nothing to act on.
-            Some(
-                Message::Opened(_)
-                | Message::Suspend(_)
-                | Message::SwapOut(_)
-                | Message::SuspendCancelled(_)
-                | Message::SegmentBack(_)
-                | Message::Pinned(_),
-            )
-            | None => {}
+            Some(Message::Opened(_)) | None => {}
         }
+    }
+
+    fn order(&self, lease: u64, order: Order) {
+        self.leases.order(self.pass.epoch, lease, order);
     }
 
     /// Tries until the session, or a fresh one in its place, is open.
@@ -170,6 +187,8 @@ impl Keeper {
         if reference.session_id != before.session_id || reference.secret != before.secret {
             self.leases.lost(self.pass.epoch);
             self.pass.epoch = self.pass.epoch.next();
+        } else {
+            self.leases.rejoined(self.pass.epoch, &opened.standings);
         }
         self.pass.reference = reference;
         Ok(messages)

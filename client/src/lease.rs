@@ -11,7 +11,9 @@ use crate::blocking::park::block_on;
 use crate::client::Client;
 use crate::duty::Duty;
 use crate::engine::Share;
+use crate::entry::Entry;
 use crate::error::{AskError, Error};
+use crate::gate::Presence;
 use crate::lease_state::{LeaseState, Terms};
 use crate::leases::Epoch;
 use crate::place::SOCKET_VARIABLE;
@@ -149,26 +151,53 @@ impl Lease {
         Allocation::new(&self.state, bytes)
     }
 
-    /// Waits until the lease's memory is here, and keeps it here while the guard lives.
+    /// Waits until the lease's memory is here, and keeps it here while the guard lives. Where it was swapped out, the
+    /// broker is asked for room; [`Self::entry`] can say how long to wait, and hears why.
+    ///
+    /// A suspension waits for all guards of the lease in this process: keep one for a step, and none over a wait for
+    /// something else, another lease's `enter` included.
     ///
     /// # Errors
-    /// [`Error::Forked`] in a forked child.
+    /// As [`Entry::enter`], but for the wait that is over.
     pub async fn enter(&self) -> Result<Resident<'_>, Error> {
-        loop {
-            if let Some(resident) = self.try_enter()? {
-                return Ok(resident);
-            }
-            self.state.gate().opened().await;
+        self.entry().enter().await
+    }
+
+    /// Entering with a deadline, or with an ear for what it waits for.
+    pub fn entry(&self) -> Entry<'_> {
+        Entry::new(&self.state)
+    }
+
+    /// A guard, or `None` where it would have to wait. A lease that is swapped out does not come back by this.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child; where the memory is lost, as [`Entry::enter`].
+    pub fn try_enter(&self) -> Result<Option<Resident<'_>>, Error> {
+        self.state.session().engine.check()?;
+        let entered = Resident::try_enter(&self.state);
+        match self.state.gate().presence() {
+            Presence::Lost if entered.is_none() => Err(self.state.loss()),
+            Presence::Here | Presence::Leaving | Presence::Away | Presence::Lost => Ok(entered),
         }
     }
 
-    /// A guard, or `None` where it would have to wait.
+    /// Where its memory is. It may be elsewhere by the time this returns, but while a guard lives.
+    #[must_use]
+    pub fn presence(&self) -> Presence {
+        self.state.gate().presence()
+    }
+
+    /// Never to be suspended from now on, since something that knows of no suspension uses its memory.
     ///
     /// # Errors
-    /// As [`Self::enter`].
-    pub fn try_enter(&self) -> Result<Option<Resident<'_>>, Error> {
-        self.state.session().engine.check()?;
-        Ok(Resident::try_enter(&self.state))
+    /// Denied as `pinned_full` where the device has no more room for what can't move; it is as it was then.
+    pub async fn pin(&self) -> Result<(), AskError> {
+        let (session, key) = (self.state.session(), self.state.key());
+        let call = |mut jobs: Jobs, session| async move {
+            jobs.pin(v1::PinRequest { session: Some(session), lease_id: key.id.get() }).await
+        };
+        let reply = session.request("a pin", Some(key), call).await?;
+        reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
     }
 
     /// As [`Self::enter`], blocking this thread.

@@ -1,18 +1,21 @@
 //! What all handles and segments of one lease share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use gpulease_proto::v1;
-use gpulease_words::{Bytes, DeviceId, LeaseId};
+use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SegmentId};
 use tokio::sync::broadcast::{self, Receiver, Sender};
 
 use crate::engine::Share;
+use crate::error::{Denied, Error};
+use crate::gate::{Absence, Gate};
 use crate::lease::Standing;
 use crate::leases::{Epoch, LeaseKey};
 use crate::pressure::{NOTICES_KEPT, Recall};
-use crate::resident::Gate;
 use crate::session::Session;
+use crate::suspension::{Body, Homecoming, Order, Orders};
 use crate::token::Token;
 
 /// A deadline beyond what a clock can count is none: ten years.
@@ -38,7 +41,13 @@ pub(crate) struct LeaseState {
     terms: Terms,
     /// Reserve and limit, which a resize changes.
     sizes: Mutex<(Bytes, Bytes)>,
-    gate: Gate,
+    gate: Arc<Gate>,
+    /// What it has mapped here, by segment.
+    bodies: Mutex<BTreeMap<SegmentId, Weak<Body>>>,
+    orders: OnceLock<Orders>,
+    homecoming: Homecoming,
+    /// Why its memory could not be brought back.
+    broken: Mutex<Option<String>>,
     standing: Mutex<Standing>,
     /// `None` once no notice can come any more.
     notices: Mutex<Option<Sender<Recall>>>,
@@ -52,7 +61,11 @@ impl LeaseState {
             epoch,
             sizes: Mutex::new((terms.reserve, terms.limit)),
             terms,
-            gate: Gate::new(),
+            gate: Arc::new(Gate::new()),
+            bodies: Mutex::default(),
+            orders: OnceLock::new(),
+            homecoming: Homecoming::default(),
+            broken: Mutex::default(),
             standing: Mutex::new(Standing::Active),
             notices: Mutex::new(Some(Sender::new(NOTICES_KEPT))),
         };
@@ -75,8 +88,66 @@ impl LeaseState {
         &self.session
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
+    }
+
+    pub(crate) fn homecoming(&self) -> &Homecoming {
+        &self.homecoming
+    }
+
+    /// What the lease has mapped here.
+    pub(crate) fn bodies(&self) -> Vec<Arc<Body>> {
+        lock(&self.bodies).values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A segment is mapped here from now on.
+    pub(crate) fn add_body(&self, body: &Arc<Body>) {
+        lock(&self.bodies).insert(body.id(), Arc::downgrade(body));
+    }
+
+    /// A segment is gone.
+    pub(crate) fn remove_body(&self, segment: SegmentId) {
+        lock(&self.bodies).remove(&segment);
+    }
+
+    /// Something to do about a suspension of it.
+    pub(crate) fn order(self: &Arc<Self>, order: Order) {
+        self.orders.get_or_init(|| Orders::start(self)).give(order);
+    }
+
+    /// As [`Self::order`], where it was ever suspended or could be.
+    pub(crate) fn order_if_movable(&self, order: Order) {
+        if let Some(orders) = self.orders.get() {
+            orders.give(order);
+        }
+    }
+
+    /// Lets guards pass after this absence, where all the memory is here again; says whether it is.
+    pub(crate) fn come_back(&self, absence: Absence) -> bool {
+        let whole = !self.bodies().iter().any(|body| body.is_away());
+        if whole {
+            self.gate.come_back(absence);
+        }
+        whole
+    }
+
+    /// The memory can't be brought back, for this reason.
+    pub(crate) fn lost_bytes(&self, why: String) {
+        lock(&self.broken).get_or_insert(why);
+        self.gate.lose();
+    }
+
+    /// Why nobody can enter any more.
+    pub(crate) fn loss(&self) -> Error {
+        let lease = self.id();
+        match (lock(&self.broken).clone(), self.standing()) {
+            (Some(why), _) => Error::BytesLost { lease, why },
+            (None, Standing::Ended { message, .. }) => {
+                Error::Refused(Denied { reason: Reason::Ending, message })
+            }
+            (None, Standing::Active | Standing::Lost) => Error::Lost { lease },
+        }
     }
 
     pub(crate) fn is_forked(&self) -> bool {
@@ -125,6 +196,9 @@ impl LeaseState {
     fn end(&self, standing: Standing) {
         *lock(&self.standing) = standing;
         *lock(&self.notices) = None;
+        // Nobody waits for it to leave any more, nor brings it back.
+        self.gate.reopen();
+        self.gate.lose();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The leases of a session, by id: notices about them arrive on the library's thread.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use dashmap::DashMap;
@@ -7,6 +8,7 @@ use gpulease_proto::v1;
 use gpulease_words::LeaseId;
 
 use crate::lease_state::LeaseState;
+use crate::suspension::Order;
 
 /// Which session a lease belongs to: a broker that was restarted without its records opens a new
 /// one, and numbers leases anew.
@@ -66,6 +68,23 @@ impl Leases {
     pub(crate) fn ended(&self, epoch: Epoch, notice: v1::LeaseEnded) {
         if let Some(lease) = self.get(LeaseKey { epoch, id: LeaseId::new(notice.lease_id) }) {
             lease.ended(notice);
+        }
+    }
+
+    /// A notice of a suspension, for the lease that it is about.
+    pub(crate) fn order(&self, epoch: Epoch, lease: u64, order: Order) {
+        if let Some(lease) = self.get(LeaseKey { epoch, id: LeaseId::new(lease) }) {
+            lease.order(order);
+        }
+    }
+
+    /// After a rejoin: all leases but these have all their memory, whatever they heard before.
+    pub(crate) fn rejoined(&self, epoch: Epoch, standings: &[v1::LeaseStanding]) {
+        let moving: BTreeSet<LeaseId> = standings.iter().map(|s| LeaseId::new(s.lease_id)).collect();
+        for lease in self.of(epoch) {
+            if !moving.contains(&lease.id()) {
+                lease.order_if_movable(Order::Whole);
+            }
         }
     }
 

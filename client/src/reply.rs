@@ -46,7 +46,7 @@ macro_rules! replies {
 }
 
 replies! {
-    field: AdmitReply ReleaseReply FreeReply;
+    field: AdmitReply ReleaseReply FreeReply ReportReply PinReply;
     outcome:
         JoinReply join::Outcome::Denied;
         ResizeReply resize::Outcome::Denied;

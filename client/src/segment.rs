@@ -8,11 +8,14 @@ use gpulease_cuda::{IpcHandle, ViewError};
 use gpulease_words::{Bytes, DeviceId, LeaseId, SegmentId};
 
 use crate::charge::Charge;
-use crate::device::DeviceKind;
-use crate::engine::Own;
+use crate::device::{Device, DeviceKind};
+use crate::engine::{Own, Share};
 use crate::error::AskError;
+use crate::lease_state::LeaseState;
 use crate::memory::{AccessError, Memory};
 use crate::resident::Resident;
+use crate::suspension::{Body, Order};
+use crate::swap::{HostCopy, Site};
 
 /// Memory of a lease, mapped into this process at an address that stays the same for its life.
 ///
@@ -65,7 +68,8 @@ use crate::resident::Resident;
 /// ```
 #[derive(Debug)]
 pub struct Segment {
-    // Dropped before the charge: unmapped first, then told.
+    // Dropped in this order: nothing of it is moved any more, then it is unmapped, then that is told.
+    grip: Own<Grip>,
     memory: Own<Memory>,
     charge: Charge,
     bytes: Bytes,
@@ -73,9 +77,39 @@ pub struct Segment {
     ipc_handle: Option<IpcHandle>,
 }
 
+/// The segment's share in what moves it: when it goes, nothing moves it any more.
+#[derive(Debug)]
+struct Grip {
+    body: Arc<Body>,
+    lease: Share<LeaseState>,
+}
+
+impl Drop for Grip {
+    fn drop(&mut self) {
+        self.body.close();
+        self.lease.remove_body(self.body.id());
+    }
+}
+
 impl Segment {
-    pub(crate) fn new(charge: Charge, bytes: Bytes, device: DeviceId, memory: Memory) -> Self {
-        Self { memory: Own::new(memory), charge, bytes, device, ipc_handle: None }
+    /// Memory that is mapped here, with the host copy that it came with.
+    pub(crate) fn new(
+        charge: Charge,
+        bytes: Bytes,
+        device: &Device,
+        memory: Memory,
+        copy: Option<HostCopy>,
+    ) -> Self {
+        let lease = charge.lease().clone();
+        let movable = copy.is_some();
+        let body = Body::new(charge.segment(), device.clone(), Site::of_memory(&memory), copy);
+        let body = Arc::new(body);
+        lease.add_body(&body);
+        if movable {
+            lease.order(Order::Landed(Arc::downgrade(&body)));
+        }
+        let grip = Own::new(Grip { body, lease });
+        Self { grip, memory: Own::new(memory), charge, bytes, device: device.id, ipc_handle: None }
     }
 
     pub(crate) fn with_ipc_handle(self, ipc_handle: Option<IpcHandle>) -> Self {
@@ -207,10 +241,13 @@ impl Segment {
     /// Where the broker refuses or cannot be reached; the memory is unmapped all the same, and given
     /// back in the background when the broker is there again.
     pub async fn free(self) -> Result<(), AskError> {
-        let Self { memory, mut charge, .. } = self;
+        let Self { grip, memory, mut charge, .. } = self;
         let session = charge.lease().session().clone();
         session.engine.check()?;
-        let unmapped = session.engine.handle().spawn_blocking(move || drop(memory));
+        let unmapped = session.engine.handle().spawn_blocking(move || {
+            drop(grip);
+            drop(memory);
+        });
         // An error means that unmapping panicked; the memory is not here then either.
         let _ = unmapped.await;
         charge.give_back().await

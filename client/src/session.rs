@@ -19,6 +19,7 @@ use crate::keeper::{Connection, Pass, Started};
 use crate::leases::{Epoch, LeaseKey, Leases};
 use crate::link::{Link, Trouble, trouble};
 use crate::reply::{Reply, passing};
+use crate::suspension::Lanes;
 
 /// How many failures of `Drop` are kept.
 const KEPT_AT_MOST: usize = 16;
@@ -37,7 +38,10 @@ pub(crate) struct Session {
     pub(crate) devices: Vec<Device>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) gpus: Gpus,
+    pub(crate) lanes: Lanes,
     pub(crate) spare: Spare,
+    /// How long a lease has no guard before the broker is told; `None`: it does not want to know.
+    pub(crate) idle_after: Option<Duration>,
     wait: Duration,
     connection: watch::Receiver<Connection>,
     names: AtomicU64,
@@ -52,7 +56,9 @@ impl Session {
             devices: started.devices,
             leases: started.leases,
             gpus: Gpus::default(),
+            lanes: Lanes::default(),
             spare: Spare::default(),
+            idle_after: started.idle_after,
             wait,
             connection: started.connection,
             names: AtomicU64::new(1),

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use gpulease_words::{Bytes, DeviceId};
 
 use super::park::block_on;
-use super::{Allocation, Segment};
+use super::{Allocation, Entry, Segment};
 use crate::error::{AskError, Error};
 use crate::resident::Resident;
 
@@ -41,6 +41,19 @@ impl Lease {
     /// As there.
     pub fn enter(&self) -> Result<Resident<'_>, Error> {
         self.0.enter_blocking()
+    }
+
+    /// See [`crate::Lease::entry`].
+    pub fn entry(&self) -> Entry<'_> {
+        Entry::from(self.0.entry())
+    }
+
+    /// See [`crate::Lease::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin(&self) -> Result<(), AskError> {
+        block_on(self.0.pin())
     }
 
     /// See [`crate::Lease::resize`].

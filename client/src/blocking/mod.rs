@@ -17,6 +17,7 @@
 
 mod ask;
 mod client;
+mod entry;
 mod lease;
 mod observer;
 pub(crate) mod park;
@@ -24,6 +25,7 @@ mod segment;
 
 pub use ask::{Allocation, LeaseBuilder};
 pub use client::Client;
+pub use entry::Entry;
 pub use lease::Lease;
 pub use observer::{Observer, Operator, Updates};
 pub use segment::Segment;

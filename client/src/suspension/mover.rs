@@ -1,0 +1,426 @@
+//! Does what the broker's notices say, for one lease, in their order: the one place that moves its memory.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use gpulease_proto::handover::Ticket;
+use gpulease_words::{DurationText, SegmentId};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use crate::error::Error;
+use crate::gate::{Absence, Gate, Presence};
+use crate::handover::Claim;
+use crate::lease_state::LeaseState;
+use crate::suspension::body::{Body, MoveError, Moved};
+use crate::suspension::report::News;
+
+/// More notices than the broker lets a lease have segments: it says one of each at a time.
+const ORDERS_MAX: usize = 8192;
+
+/// After a suspension's deadline the broker says at once that it is cancelled. Where that word is lost the gate opens
+/// by itself so much later.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(5);
+
+/// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
+const PREPARE_AFTER: Duration = Duration::from_secs(1);
+
+/// While one segment's bytes come in, the next is mapped.
+const COMING_BACK: usize = 2;
+
+/// What a notice, or this process, asks for.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Close the gate and drain, within this time.
+    Suspend(Duration),
+    /// Copy out and unmap.
+    SwapOut,
+    /// The suspension is off, for this reason.
+    Cancelled(String),
+    /// The segment is on the device again.
+    Back(SegmentId, Ticket),
+    /// The lease is never suspended any more.
+    Pinned,
+    /// After a rejoin: the broker counts the lease among those that have all their memory.
+    Whole,
+    /// A segment that may be suspended has arrived.
+    Landed(Weak<Body>),
+}
+
+/// Where a lease's notices go; they are worked on until the lease is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Orders(mpsc::Sender<Order>);
+
+impl Orders {
+    /// Starts the mover of this lease on the library's thread.
+    pub(crate) fn start(lease: &Arc<LeaseState>) -> Self {
+        let (orders, received) = mpsc::channel(ORDERS_MAX);
+        let mover = Mover {
+            lease: Arc::downgrade(lease),
+            gate: Arc::clone(lease.gate()),
+            orders: received,
+            draining: None,
+            course: Course::Here,
+            coming: JoinSet::new(),
+            again: BTreeMap::new(),
+            one_by_one: Arc::new(Semaphore::new(COMING_BACK)),
+            idleness: Idleness::Unknown,
+        };
+        lease.session().engine.handle().spawn(mover.work());
+        Self(orders)
+    }
+
+    pub(crate) fn give(&self, order: Order) {
+        if let Err(error) = self.0.try_send(order) {
+            tracing::error!(%error, "gpulease: a notice is lost, the lease has too many at once");
+        }
+    }
+}
+
+type Drain = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Mover {
+    lease: Weak<LeaseState>,
+    /// The lease's own, which may be waited at without keeping the lease alive.
+    gate: Arc<Gate>,
+    orders: mpsc::Receiver<Order>,
+    /// A suspension before its `SwapOut`.
+    draining: Option<Drain>,
+    course: Course,
+    coming: JoinSet<(SegmentId, Arrival)>,
+    /// Segments that are coming back, with the ticket of a second notice where there was one.
+    again: BTreeMap<SegmentId, Option<Ticket>>,
+    one_by_one: Arc<Semaphore>,
+    idleness: Idleness,
+}
+
+/// Which way the lease's memory goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    Here,
+    Out(Absence),
+    /// Guards pass once all of it is back, or when the broker says so.
+    Back(Absence, Opening),
+}
+
+/// What opens the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opening {
+    /// `Resumed`, on the stream of who asked.
+    Word,
+    /// The last segment: the suspension was cancelled, and nobody asks.
+    LastSegment,
+}
+
+/// What the broker was told of guards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Idleness {
+    /// Nothing can move, so that nobody wants to know.
+    Unknown,
+    Busy,
+    Idle,
+}
+
+/// How a segment's return ended.
+enum Arrival {
+    Restored,
+    /// The descriptors did not come; the broker gives notice again.
+    NotHandedOver(Error),
+    Failed(MoveError),
+}
+
+impl Mover {
+    async fn work(mut self) {
+        loop {
+            let idle_in = self.idle_in();
+            tokio::select! {
+                order = self.orders.recv() => match order {
+                    Some(order) => self.obey(order).await,
+                    None => return,
+                },
+                () = step(&mut self.draining) => self.draining = None,
+                Some(arrived) = self.coming.join_next() => self.arrived(arrived.ok()).await,
+                () = watch(&self.gate, self.idleness, idle_in) => self.tell_idleness().await,
+            }
+        }
+    }
+
+    async fn obey(&mut self, order: Order) {
+        let Some(lease) = self.lease.upgrade() else { return };
+        match order {
+            Order::Suspend(within) => self.suspend(&lease, within),
+            Order::SwapOut => self.swap_out(&lease).await,
+            Order::Cancelled(message) => {
+                tracing::info!(lease = %lease.id(), message, "gpulease: a suspension is cancelled");
+                self.cancelled(&lease);
+            }
+            Order::Whole => self.cancelled(&lease),
+            Order::Back(segment, ticket) => self.back(&lease, segment, ticket).await,
+            Order::Pinned => {
+                let bodies = lease.bodies();
+                let pinned = spawn_blocking(move || bodies.iter().for_each(|body| body.pin()));
+                // An error means that unmapping panicked, which is said on standard error.
+                let _ = pinned.await;
+            }
+            Order::Landed(body) => self.landed(&lease, body).await,
+        }
+    }
+
+    fn suspend(&mut self, lease: &Arc<LeaseState>, within: Duration) {
+        if lease.bodies().iter().any(|body| body.is_away()) {
+            return; // It is suspended: the broker's own word of that has crossed.
+        }
+        // All may be back, and the word that guards may pass still on its way: then it leaves again at once.
+        lease.gate().close();
+        lease.gate().resume_leaving();
+        self.course = Course::Here;
+        self.draining = Some(Box::pin(drain(Arc::clone(lease), within)));
+    }
+
+    async fn swap_out(&mut self, lease: &Arc<LeaseState>) {
+        self.draining = None;
+        let Some(absence) = lease.gate().depart() else {
+            let why = "its guards were let in again, since the word to swap out came too late".to_owned();
+            return lease.session().report_surely(lease.key(), &News::SwapFailed(why)).await;
+        };
+        self.course = Course::Out(absence);
+        let mut told = JoinSet::new();
+        for body in lease.bodies() {
+            match out(lease, &body).await {
+                Ok(Moved::There) => tell(&mut told, lease, News::SwappedOut(body.id())),
+                Ok(Moved::Closed) => {}
+                Err(why) => {
+                    tell(&mut told, lease, News::SwapFailed(why));
+                    break;
+                }
+            }
+        }
+        told.join_all().await;
+    }
+
+    /// The suspension is off. What is out comes back by itself, and then the gate opens.
+    fn cancelled(&mut self, lease: &Arc<LeaseState>) {
+        self.draining = None;
+        lease.gate().reopen();
+        if let (Presence::Away, absence) = lease.gate().absence() {
+            self.course = Course::Back(absence, Opening::LastSegment);
+            self.open_when_whole(lease);
+        }
+    }
+
+    async fn back(&mut self, lease: &Arc<LeaseState>, segment: SegmentId, ticket: Ticket) {
+        let (presence, absence) = lease.gate().absence();
+        if presence == Presence::Away && !matches!(self.course, Course::Back(..)) {
+            self.course = Course::Back(absence, Opening::Word);
+        }
+        if let Some(again) = self.again.get_mut(&segment) {
+            *again = Some(ticket);
+            return;
+        }
+        let bodies = lease.bodies();
+        let Some(body) = bodies.into_iter().find(|body| body.id() == segment) else { return };
+        if !body.is_away() {
+            // The first report was lost.
+            return lease.session().report_surely(lease.key(), &News::Restored(segment)).await;
+        }
+        self.again.insert(segment, None);
+        let (lease, turn) = (Arc::clone(lease), Arc::clone(&self.one_by_one));
+        self.coming.spawn(async move { (segment, come_back(lease, body, ticket, turn).await) });
+    }
+
+    async fn arrived(&mut self, arrived: Option<(SegmentId, Arrival)>) {
+        // `None` where the task panicked, which is said on standard error.
+        let (Some((segment, arrival)), Some(lease)) = (arrived, self.lease.upgrade()) else { return };
+        let again = self.again.remove(&segment).flatten();
+        match arrival {
+            Arrival::Restored => self.open_when_whole(&lease),
+            Arrival::NotHandedOver(error) => {
+                tracing::warn!(%error, %segment, "gpulease: a segment could not be fetched back yet");
+                if let Some(ticket) = again {
+                    Box::pin(self.back(&lease, segment, ticket)).await;
+                }
+            }
+            Arrival::Failed(error) => {
+                let why = error.to_string();
+                tracing::error!(lease = %lease.id(), why, "gpulease: memory that was swapped out is lost");
+                lease.lost_bytes(why.clone());
+                lease.session().report_surely(lease.key(), &News::SwapFailed(why)).await;
+            }
+        }
+    }
+
+    fn open_when_whole(&mut self, lease: &Arc<LeaseState>) {
+        if let Course::Back(absence, Opening::LastSegment) = self.course
+            && lease.come_back(absence)
+        {
+            self.course = Course::Here;
+        }
+    }
+
+    async fn landed(&mut self, lease: &Arc<LeaseState>, body: Weak<Body>) {
+        if self.idleness == Idleness::Unknown {
+            self.idleness = Idleness::Busy;
+        }
+        let (Some(landed), out_now) = (body.upgrade(), self.course) else { return };
+        if let (Course::Out(absence), (Presence::Away, now)) = (out_now, lease.gate().absence())
+            && absence == now
+        {
+            // It was on its way here when the others left.
+            let news = match out(lease, &landed).await {
+                Ok(Moved::There) => News::SwappedOut(landed.id()),
+                Ok(Moved::Closed) => return,
+                Err(why) => News::SwapFailed(why),
+            };
+            return lease.session().report_surely(lease.key(), &news).await;
+        }
+        lease.session().engine.handle().spawn(prepare(self.lease.clone(), body));
+    }
+
+    /// When the lease will have been without a guard for long enough to say so.
+    fn idle_in(&self) -> Option<Instant> {
+        if self.idleness != Idleness::Busy {
+            return None;
+        }
+        let lease = self.lease.upgrade()?;
+        let (after, quiet) = (lease.session().idle_after?, lease.gate().quiet_for());
+        Some(Instant::now() + after.saturating_sub(quiet.unwrap_or_default()))
+    }
+
+    async fn tell_idleness(&mut self) {
+        let Some(lease) = self.lease.upgrade() else { return };
+        let quiet = lease.gate().quiet_for();
+        let (news, idleness) = match (self.idleness, quiet, lease.session().idle_after) {
+            (Idleness::Busy, Some(quiet), Some(after)) if quiet >= after => (News::Idle(quiet), Idleness::Idle),
+            (Idleness::Idle, _, _) => (News::Busy, Idleness::Busy),
+            (Idleness::Busy | Idleness::Unknown, _, _) => return,
+        };
+        self.idleness = idleness;
+        // Of use now or never, so that it is not said again to a broker that comes back.
+        if let Err(error) = lease.session().report(lease.key(), &news).await {
+            tracing::debug!(%error, "gpulease: the broker does not take a report");
+        }
+    }
+}
+
+/// Runs what is under way, or waits for ever.
+async fn step(draining: &mut Option<Drain>) {
+    match draining {
+        Some(drain) => drain.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Until there is something to say of the lease's guards.
+async fn watch(gate: &Gate, idleness: Idleness, idle_in: Option<Instant>) {
+    match (idleness, idle_in) {
+        (Idleness::Busy, Some(then)) => sleep_until(then).await,
+        (Idleness::Idle, _) => gate.disturbed().await,
+        (Idleness::Busy | Idleness::Unknown, _) => std::future::pending().await,
+    }
+}
+
+/// Waits for the guards and the devices, says so, and waits for the word that follows.
+async fn drain(lease: Arc<LeaseState>, within: Duration) {
+    let deadline = Instant::now() + within;
+    let drained = async {
+        lease.gate().drained().await;
+        finish_work(&lease).await
+    };
+    let why = match timeout_at(deadline, drained).await {
+        Ok(Ok(())) => match lease.session().report(lease.key(), &News::Drained).await {
+            Ok(()) => {
+                sleep_until(deadline + CANCELLED_WITHIN).await;
+                "the broker said nothing more of it".to_owned()
+            }
+            Err(error) => error.to_string(),
+        },
+        Ok(Err(why)) => {
+            lease.session().report_surely(lease.key(), &News::SwapFailed(why.clone())).await;
+            why
+        }
+        Err(_) => format!("its guards or its device were not done within {}", DurationText(within)),
+    };
+    tracing::info!(lease = %lease.id(), why, "gpulease: a suspension came to nothing");
+    lease.gate().reopen();
+}
+
+/// Waits until the devices have done all that was asked of them; off the library's thread.
+async fn finish_work(lease: &Arc<LeaseState>) -> Result<(), String> {
+    let bodies = lease.bodies();
+    let finished = spawn_blocking(move || bodies.iter().try_for_each(|body| body.finish_work()));
+    match finished.await {
+        Ok(finished) => finished.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Takes one segment out; off the library's thread.
+async fn out(lease: &Arc<LeaseState>, body: &Arc<Body>) -> Result<Moved, String> {
+    let (lease, body) = (Arc::clone(lease), Arc::clone(body));
+    let moved = spawn_blocking(move || {
+        let session = lease.session();
+        // SAFETY: the gate is away, so that no guard lives or comes, and safe code reaches the memory only under one;
+        // the devices were waited for after the last guard.
+        unsafe { body.leave(&session.gpus, &session.lanes) }
+    });
+    match moved.await {
+        Ok(moved) => moved.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn tell(told: &mut JoinSet<()>, lease: &Arc<LeaseState>, news: News) {
+    let lease = Arc::clone(lease);
+    told.spawn(async move { lease.session().report_surely(lease.key(), &news).await });
+}
+
+/// Claims, maps and fills one segment, and says so.
+async fn come_back(lease: Arc<LeaseState>, body: Arc<Body>, ticket: Ticket, turn: Arc<Semaphore>) -> Arrival {
+    let _turn = turn.acquire_owned().await;
+    let (at_work, segment) = (Arc::clone(&lease), body.id());
+    let moved = spawn_blocking(move || fetch(&at_work, &body, ticket));
+    match moved.await {
+        Ok(Ok(Moved::There)) => {
+            lease.session().report_surely(lease.key(), &News::Restored(segment)).await;
+            Arrival::Restored
+        }
+        // The segment was dropped, of which the broker is told by itself.
+        Ok(Ok(Moved::Closed)) => Arrival::Restored,
+        Ok(Err(Fetch::HandOver(error))) => Arrival::NotHandedOver(error),
+        Ok(Err(Fetch::Move(error))) => Arrival::Failed(error),
+        Err(error) => Arrival::NotHandedOver(Error::Thread(std::io::Error::other(error))),
+    }
+}
+
+enum Fetch {
+    HandOver(Error),
+    Move(MoveError),
+}
+
+/// Blocks.
+fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch> {
+    let session = lease.session();
+    let place = session.link.place().handoff();
+    let received = Claim::new(&place, &session.spare, ticket).receive(body.bytes()).map_err(Fetch::HandOver)?;
+    match body.settle(&received.chunks).map_err(Fetch::Move)? {
+        Moved::There => {
+            received.acknowledge();
+            body.come_back(&session.gpus, &session.lanes).map_err(Fetch::Move)
+        }
+        Moved::Closed => Ok(Moved::Closed),
+    }
+}
+
+/// Page-locks a host copy once its segment has lived for a while.
+async fn prepare(lease: Weak<LeaseState>, body: Weak<Body>) {
+    sleep(PREPARE_AFTER).await;
+    let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
+    let prepared = spawn_blocking(move || body.prepare(&lease.session().gpus));
+    // A swap tries again, and says so where it fails; a panic is said on standard error.
+    if let Ok(Ok(Err(error))) = timeout(Duration::from_secs(600), prepared).await {
+        tracing::debug!(%error, "gpulease: a host copy could not be page-locked ahead of time");
+    }
+}
