@@ -40,7 +40,7 @@ struct Passage {
     residents: usize,
     /// When the last guard left.
     quiet_since: Instant,
-    /// Whether somebody waits for the next guard.
+    /// Whether the next guard is to be told.
     watched: bool,
 }
 
@@ -159,13 +159,22 @@ impl Gate {
         quiet.then(|| passage.quiet_since.elapsed())
     }
 
-    /// Returns at the next guard, or when the memory leaves. Dropping the future costs one wake-up too many at most.
+    /// For how long there has been no guard, where that is at least so long. [`Self::disturbed`] then waits for the next
+    /// guard from this moment on.
+    pub(crate) fn fall_idle(&self, after: Duration) -> Option<Duration> {
+        let mut idle = None;
+        self.state.send_if_modified(|passage| {
+            let quiet = passage.residents == 0 && passage.presence == Presence::Here;
+            idle = Some(passage.quiet_since.elapsed()).filter(|time| quiet && *time >= after);
+            passage.watched |= idle.is_some();
+            false
+        });
+        idle
+    }
+
+    /// Returns when there was a guard after [`Self::fall_idle`].
     pub(crate) async fn disturbed(&self) {
-        let mut state = self.state.subscribe();
-        self.state.send_modify(|passage| passage.watched = true);
-        let disturbed = |passage: &Passage| !passage.watched || passage.presence != Presence::Here;
-        // The sender lives as long as we do.
-        let _ = state.wait_for(disturbed).await;
+        self.presence_when(|passage| !passage.watched).await;
     }
 
     fn step(&self, from: Presence, to: Presence) {
@@ -189,8 +198,10 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::Pin;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::task::{Context, Poll, Waker};
     use std::thread;
 
     use crate::blocking::park::block_on;
@@ -246,23 +257,30 @@ mod tests {
 
     #[tokio::test]
     async fn quiet_is_measured_from_the_last_guard_and_the_next_one_is_told() {
-        let gate = Arc::new(Gate::new());
+        let gate = Gate::new();
         assert!(gate.try_pass());
-        assert_eq!(gate.quiet_for(), None);
+        assert_eq!((gate.quiet_for(), gate.fall_idle(Duration::ZERO)), (None, None), "somebody is inside");
         gate.leave();
         assert!(gate.quiet_for().is_some());
-        let disturbed = tokio::spawn({
-            let gate = Arc::clone(&gate);
-            async move { gate.disturbed().await }
-        });
-        while !gate.state.borrow().watched {
-            tokio::task::yield_now().await;
-        }
+        assert_eq!(gate.fall_idle(Duration::from_secs(3600)), None);
+        assert!(gate.fall_idle(Duration::ZERO).is_some());
+        let mut disturbed = Box::pin(gate.disturbed());
+        assert!(poll_once(disturbed.as_mut()).is_pending());
+        drop(disturbed);
+        // One who came and went before anybody waited is not forgotten.
         assert!(gate.try_pass());
-        disturbed.await.unwrap();
         gate.leave();
+        gate.disturbed().await;
         gate.close();
-        assert_eq!(gate.quiet_for(), None, "what is leaving is not idle");
+        assert_eq!(
+            (gate.quiet_for(), gate.fall_idle(Duration::ZERO)),
+            (None, None),
+            "what leaves is not idle"
+        );
+    }
+
+    fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
     /// Guards on several threads against suspensions without a pause: whoever is inside finds the memory there, and
@@ -270,7 +288,7 @@ mod tests {
     #[test]
     fn guards_and_suspensions_race_and_nobody_is_inside_while_the_memory_is_away() {
         const THREADS: u64 = 4;
-        const SUSPENSIONS: u64 = 500;
+        const SUSPENSIONS: u64 = 150;
         let (gate, away) = (Gate::new(), AtomicBool::new(false));
         let (inside, over) = (AtomicU64::new(0), AtomicBool::new(false));
         thread::scope(|scope| {

@@ -146,7 +146,9 @@ impl Keeper {
                 Ok(ticket) => {
                     self.order(back.lease_id, Order::Back(SegmentId::new(back.segment_id), ticket));
                 }
-                Err(error) => tracing::error!(%error, "gpulease: a segment came back with a ticket of no use"),
+                Err(error) => {
+                    tracing::error!(%error, "gpulease: a segment came back with a ticket of no use")
+                }
             },
             Some(Message::Pinned(pinned)) => self.order(pinned.lease_id, Order::Pinned),
             // A second `opened` or a notice of a newer broker says nothing to act on.

@@ -23,7 +23,7 @@ const ORDERS_MAX: usize = 8192;
 
 /// After a suspension's deadline the broker says at once that it is cancelled. Where that word is lost the gate opens
 /// by itself so much later.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(5);
+const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
 const PREPARE_AFTER: Duration = Duration::from_secs(1);
@@ -285,17 +285,19 @@ impl Mover {
             return None;
         }
         let lease = self.lease.upgrade()?;
-        let (after, quiet) = (lease.session().idle_after?, lease.gate().quiet_for());
+        let (after, quiet) = (lease.session().idle_after?, self.gate.quiet_for());
         Some(Instant::now() + after.saturating_sub(quiet.unwrap_or_default()))
     }
 
     async fn tell_idleness(&mut self) {
         let Some(lease) = self.lease.upgrade() else { return };
-        let quiet = lease.gate().quiet_for();
-        let (news, idleness) = match (self.idleness, quiet, lease.session().idle_after) {
-            (Idleness::Busy, Some(quiet), Some(after)) if quiet >= after => (News::Idle(quiet), Idleness::Idle),
-            (Idleness::Idle, _, _) => (News::Busy, Idleness::Busy),
-            (Idleness::Busy | Idleness::Unknown, _, _) => return,
+        let (news, idleness) = match self.idleness {
+            Idleness::Busy => match lease.session().idle_after.and_then(|after| self.gate.fall_idle(after)) {
+                Some(quiet) => (News::Idle(quiet), Idleness::Idle),
+                None => return,
+            },
+            Idleness::Idle => (News::Busy, Idleness::Busy),
+            Idleness::Unknown => return,
         };
         self.idleness = idleness;
         // Of use now or never, so that it is not said again to a broker that comes back.
@@ -404,7 +406,8 @@ enum Fetch {
 fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch> {
     let session = lease.session();
     let place = session.link.place().handoff();
-    let received = Claim::new(&place, &session.spare, ticket).receive(body.bytes()).map_err(Fetch::HandOver)?;
+    let received =
+        Claim::new(&place, &session.spare, ticket).receive(body.bytes()).map_err(Fetch::HandOver)?;
     match body.settle(&received.chunks).map_err(Fetch::Move)? {
         Moved::There => {
             received.acknowledge();

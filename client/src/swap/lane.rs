@@ -153,9 +153,10 @@ impl Lane {
                 // SAFETY: the caller's promise, for both ranges; each piece is copied by one thread.
                 in_turn(copy, |piece| unsafe { copy_here(to, copy, piece, Way::Back) }, check)
             }
-            // SAFETY: as above.
             Crossing::Pageable(lane, at) => {
-                in_turn(copy, |piece| unsafe { lane.copy(at, copy, piece, Way::Back) }, check)
+                // SAFETY: as above.
+                let carry = |piece| unsafe { lane.copy(at, copy, piece, Way::Back) };
+                in_turn(copy, carry, check)
             }
             Crossing::Pinned(lane, at) => {
                 // The host copy only is summed, so that nobody waits for the other.

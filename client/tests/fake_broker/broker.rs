@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpulease_client::proto::{self as v1, jobs_server::JobsServer};
+use gpulease_client::proto::{self as v1, jobs_server::JobsServer, report_request::News};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
@@ -49,6 +50,16 @@ pub struct Segment {
     pub ask_name: u64,
     pub chunks: Vec<(OwnedFd, u64)>,
     pub acknowledged: bool,
+    /// Goes along with the first claim, where the segment is movable.
+    pub host_copy: Option<OwnedFd>,
+    /// How often it was made again.
+    pub returns: u32,
+}
+
+/// A wish for a suspended lease, and where its updates go.
+pub struct Wish {
+    pub lease: u64,
+    pub updates: Option<UnboundedSender<Result<v1::ResumeUpdate, Status>>>,
 }
 
 /// What the broker knows, and what it was told.
@@ -81,6 +92,17 @@ pub struct Book {
     /// The ends of answered ask streams, which are put off by holding them.
     pub ends: Vec<UnboundedSender<Result<v1::AcquireUpdate, Status>>>,
     pub ends_are_put_off: bool,
+    /// Allocations come with a host copy.
+    pub movable: bool,
+    pub idle_after_ms: u64,
+    /// What a rejoin says of leases.
+    pub standings: Vec<v1::LeaseStanding>,
+    pub reports: Vec<(u64, News)>,
+    pub wishes: Vec<Wish>,
+    pub pins: Vec<u64>,
+    pub refused_tickets: u32,
+    /// The next answer to a wish or a pin.
+    pub refusal: Option<v1::Denied>,
 }
 
 /// The book, its lock, and a bell for every change.
@@ -173,10 +195,50 @@ impl Broker {
         });
     }
 
+    /// Makes a segment again, and says so with a fresh ticket.
+    pub fn bring_back(&self, session: u64, lease: u64, segment: u64) {
+        self.shared.change(|book| {
+            let segment = book.segments.get_mut(&segment).unwrap();
+            let sizes: Vec<u64> = segment.chunks.iter().map(|(_, size)| *size).collect();
+            segment.chunks = sizes.into_iter().map(|size| (made(size), size)).collect();
+            segment.acknowledged = false;
+            segment.returns += 1;
+        });
+        let ticket = ticket(segment).into();
+        let back = v1::SegmentBack { lease_id: lease, segment_id: segment, ticket };
+        self.tell(session, v1::session_message::Message::SegmentBack(back));
+    }
+
+    /// Says what becomes of the wish for a lease, which has to be there.
+    pub fn answer_wish(&self, lease: u64, update: v1::resume_update::Update) {
+        let is_last = !matches!(update, v1::resume_update::Update::Waiting(_));
+        self.shared.change(|book| {
+            let wish = book.wishes.iter_mut().rfind(|wish| wish.lease == lease).unwrap();
+            let updates = wish.updates.as_ref().unwrap();
+            // Who has gone away asks again.
+            let _ = updates.send(Ok(v1::ResumeUpdate { update: Some(update) }));
+            if is_last {
+                wish.updates = None;
+            }
+        });
+    }
+
     pub fn tell(&self, session: u64, message: v1::session_message::Message) {
         let book = self.shared.book();
         book.streams[&session].send(Ok(v1::SessionMessage { message: Some(message) })).unwrap();
     }
+}
+
+/// A memory file, as a chunk or a host copy is one.
+pub fn made(size: u64) -> OwnedFd {
+    let memory = memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, size).unwrap();
+    handoff::reopened(&memory)
+}
+
+/// The ticket of a segment.
+pub fn ticket(segment: u64) -> Vec<u8> {
+    [segment.to_le_bytes(), [9; 8]].concat()
 }
 
 impl Drop for Broker {
@@ -211,6 +273,14 @@ impl Book {
             acquires_at_the_gate: 0,
             ends: Vec::new(),
             ends_are_put_off: false,
+            movable: false,
+            idle_after_ms: 0,
+            standings: Vec::new(),
+            reports: Vec::new(),
+            wishes: Vec::new(),
+            pins: Vec::new(),
+            refused_tickets: 0,
+            refusal: None,
         }
     }
 

@@ -60,10 +60,13 @@ fn accept_all(listening: &OwnedFd, shared: &Arc<Shared>) {
 /// Whether somebody else has one of the segment's chunks mapped or open: the kernel gives a write
 /// lease only to who has it alone.
 pub fn still_in_use(segment: &Segment) -> bool {
-    segment.chunks.iter().any(|(memory, _)| {
-        // SAFETY: F_SETLEASE takes an int and changes nothing but the lease of this description.
-        unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) != 0 }
-    })
+    segment.chunks.iter().any(|(memory, _)| is_used(memory))
+}
+
+/// The same of one memory file.
+pub fn is_used(memory: &OwnedFd) -> bool {
+    // SAFETY: F_SETLEASE takes an int and changes nothing but the lease of this description.
+    unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) != 0 }
 }
 
 fn serve(connection: &OwnedFd, shared: &Shared) {
@@ -95,6 +98,7 @@ fn answer(connection: &OwnedFd, shared: &Shared, request: Request) {
                 None => refused(),
             },
         };
+        book.refused_tickets += u32::from(matches!(reply, Reply::Refused(_)));
         send(connection, &reply, &descriptors);
     });
 }
@@ -120,7 +124,13 @@ fn claimed(segment: &Segment, handover: HandOver) -> (Reply, Vec<OwnedFd>) {
         HandOver::OneTooMany => descriptors.push(reopened(&segment.chunks[0].0)),
         HandOver::Right | HandOver::RefuseTicket | HandOver::Larger => {}
     }
-    (Reply::Segment(sizes), descriptors)
+    match &segment.host_copy {
+        Some(copy) if segment.returns == 0 => {
+            descriptors.push(reopened(copy));
+            (Reply::Movable(sizes), descriptors)
+        }
+        Some(_) | None => (Reply::Segment(sizes), descriptors),
+    }
 }
 
 fn send(connection: &OwnedFd, reply: &Reply, descriptors: &[OwnedFd]) {

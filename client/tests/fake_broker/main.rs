@@ -10,6 +10,7 @@ mod handoff;
 mod residing;
 mod restarting;
 mod service;
+mod suspending;
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -49,6 +50,11 @@ async fn dropped_after<F: Future>(steps: usize, future: F) -> Option<F::Output> 
 
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// For a future on a thread of its own.
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
 /// Waits for something that rings no bell.

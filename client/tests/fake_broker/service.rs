@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use gpulease_client::proto::{self as v1, jobs_server};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::broker::{Ask, Segment, Shared};
-use crate::handoff::{reopened, still_in_use};
+use crate::broker::{Ask, Segment, Shared, Wish, made, ticket};
+use crate::handoff::still_in_use;
 
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
@@ -43,16 +42,37 @@ impl jobs_server::Jobs for Jobs {
     type AcquireStream = Messages<v1::AcquireUpdate>;
     type ResumeStream = Messages<v1::ResumeUpdate>;
 
-    async fn report(&self, _: Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
-        Err(Status::unimplemented("the fake suspends nothing"))
+    async fn report(&self, request: Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
+        let request = request.into_inner();
+        self.shared.change(|book| {
+            book.session(request.session)?;
+            book.reports.push((request.lease_id, request.news.unwrap()));
+            Ok(Response::new(v1::ReportReply { denied: None }))
+        })
     }
 
-    async fn resume(&self, _: Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
-        Err(Status::unimplemented("the fake suspends nothing"))
+    async fn resume(&self, request: Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
+        let request = request.into_inner();
+        let (updates, messages) = stream();
+        self.shared.change(|book| {
+            book.session(request.session)?;
+            let update = match book.refusal.take() {
+                Some(denied) => v1::resume_update::Update::Denied(denied),
+                None => v1::resume_update::Update::Waiting(v1::Waiting { position: 1, ..Default::default() }),
+            };
+            updates.send(Ok(v1::ResumeUpdate { update: Some(update) })).unwrap();
+            book.wishes.push(Wish { lease: request.lease_id, updates: Some(updates) });
+            Ok(Response::new(messages))
+        })
     }
 
-    async fn pin(&self, _: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
-        Err(Status::unimplemented("the fake suspends nothing"))
+    async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        let request = request.into_inner();
+        self.shared.change(|book| {
+            book.session(request.session)?;
+            book.pins.push(request.lease_id);
+            Ok(Response::new(v1::PinReply { denied: book.refusal.take() }))
+        })
     }
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<Self::OpenStream> {
@@ -86,8 +106,8 @@ impl jobs_server::Jobs for Jobs {
                 }],
                 unattended_grace_ms: 1_000,
                 adrift_grace_ms: 1_000,
-                idle_after_ms: 0,
-                standings: Vec::new(),
+                idle_after_ms: book.idle_after_ms,
+                standings: book.standings.clone(),
             };
             let message = Some(v1::session_message::Message::Opened(opened));
             sender.send(Ok(v1::SessionMessage { message })).unwrap();
@@ -236,17 +256,14 @@ impl jobs_server::Jobs for Jobs {
             let id = book.id();
             // One chunk of 2 MiB, and one for the rest.
             let sizes = [2 << 20, request.bytes.next_multiple_of(2 << 20).saturating_sub(2 << 20)];
-            let chunks = sizes.into_iter().filter(|size| *size > 0).map(|size| {
-                let memory = memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
-                ftruncate(&memory, size).unwrap();
-                (reopened(&memory), size)
-            });
+            let chunks = sizes.into_iter().filter(|size| *size > 0).map(|size| (made(size), size));
             let (chunks, ask_name): (Vec<_>, _) = (chunks.collect(), request.ask_name);
-            let bytes = chunks.iter().map(|(_, size)| size).sum();
-            book.segments.insert(id, Segment { ask_name, chunks, acknowledged: false });
-            let ticket = [id.to_le_bytes(), [9; 8]].concat();
-            let handle = Some(v1::allocated::Handle::Ticket(ticket.into()));
-            let allocated = v1::Allocated { segment_id: id, bytes, handle, movable: false };
+            let (bytes, movable) = (chunks.iter().map(|(_, size)| size).sum(), book.movable);
+            let host_copy = movable.then(|| made(bytes));
+            let segment = Segment { ask_name, chunks, acknowledged: false, host_copy, returns: 0 };
+            book.segments.insert(id, segment);
+            let handle = Some(v1::allocated::Handle::Ticket(ticket(id).into()));
+            let allocated = v1::Allocated { segment_id: id, bytes, handle, movable };
             let outcome = Some(v1::allocate_reply::Outcome::Allocated(allocated));
             Ok(Response::new(v1::AllocateReply { outcome }))
         })
