@@ -74,7 +74,9 @@ impl From<Error> for Failure {
             Error::Permission { .. } | Error::WrongPeer { .. } | Error::WrongDirectory { .. } => {
                 Self::new(Exit::NotAllowed, message)
             }
+            Error::StillAway { .. } => Self::new(Exit::NoRoom, message),
             Error::Lost { .. }
+            | Error::BytesLost { .. }
             | Error::Forked { .. }
             | Error::Protocol(_)
             | Error::Broker { .. }
