@@ -10,14 +10,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_words::DeviceId;
+use gpulease_arbiter::Policy;
+use gpulease_words::{Bytes, DeviceId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 pub(crate) use lifecycle::main;
 
+use crate::arena::Arena;
+use crate::arena::room::Room;
 use crate::budgets::kept::Kept;
 use crate::budgets::{Budgets, InForce};
+use crate::device::Kind;
 use crate::driver::{Desk, Driver, Parts, World};
 use crate::entrance::{Bounds, Guests, Listener};
 use crate::event_log::EventLog;
@@ -232,15 +236,22 @@ impl House {
             handoff: place.paths().handoff.clone(),
             unattended_grace: settings.policy.unattended_grace,
             adrift_grace: settings.policy.adrift_grace,
+            idle_after: settings.policy.idle_after,
             devices: opened.iter().map(|opened| opened.info()).collect(),
         });
         let members = Roster::default();
         let (witness, looked) = watch_cards(&opened, &members, &world)?;
+        let host_devices = opened.iter().map(|opened| &opened.facts);
+        let host_devices = host_devices.filter(|facts| facts.description.kind == Kind::Host);
+        let beside = host_devices.map(|facts| facts.capacity).sum();
+        let arena = settings.arena.map(|size| Room::look().arena(size, beside)).transpose();
+        let arena = arena.map_err(BadSetting)?.unwrap_or(Bytes::ZERO);
+        let pinned_max = settings.pinned_max.map(|size| size.of(measure.each).round_down());
         let kept = settings.state.as_deref().map(Kept::within).transpose()?;
         let in_force = InForce::at_start(settings.accounts, kept.as_ref())?;
         let accounts = in_force.accounts()?;
         let parts = Parts {
-            policy: settings.policy,
+            policy: Policy { arena, pinned_max, ..settings.policy },
             budgets: accounts.budgets(measure),
             groups: accounts.memberships().clone(),
             devices: devices::give_to_threads(opened, &world)?,
@@ -250,6 +261,7 @@ impl House {
             events: events.clone(),
             members,
             witness,
+            arena: if arena.is_zero() { None } else { Some(Arena::start(arena)?) },
         };
         let (driver, desk) = Driver::new(parts, (world, news));
         let budgets = Budgets::new(desk.clone(), events.clone(), measure, kept, in_force);

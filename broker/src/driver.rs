@@ -15,23 +15,25 @@ mod publication;
 mod requests;
 mod segments;
 mod sessions;
+mod suspension;
 mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use gpulease_arbiter::{Arbiter, Authority, Budgets, Denial, DeviceSpec, Effect, Event, Policy, Time};
-use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Uid};
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId, Uid};
 use tokio::sync::mpsc;
 
 pub(crate) use clock::unix_ms;
 pub(crate) use command::{
-    Access, AskUpdate, Departure, Grant, Guest, LeaseTerms, Opened, Refusal, Segment, SegmentWish,
-    SessionNotice, Shown, Standing, StreamEnd, World,
+    Access, AskUpdate, Departure, Grant, Guest, LeaseStanding, LeaseTerms, News, Opened, Refusal, Segment,
+    SegmentWish, SessionNotice, Shown, Standing, StreamEnd, World,
 };
 pub(crate) use desk::{Ask, Desk};
 pub(crate) use view::{DeviceFacts, View};
 
+use crate::arena::Arena;
 use crate::credentials::Secret;
 use crate::device::thread::OwnerThread;
 use crate::event_log::{EventLog, Facts};
@@ -67,6 +69,8 @@ pub(crate) struct Parts {
     pub(crate) events: EventLog,
     pub(crate) members: Roster,
     pub(crate) witness: Option<Witness>,
+    /// Where there is host memory for suspended leases.
+    pub(crate) arena: Option<Arena>,
 }
 
 /// Both ends of the way on which news of the world reach the driver.
@@ -99,6 +103,7 @@ pub(crate) struct Driver {
     events: EventLog,
     members: Roster,
     witness: Option<Witness>,
+    arena: Option<Arena>,
     publication: Publication,
     mode: Mode,
 }
@@ -152,6 +157,7 @@ impl Driver {
             events: parts.events,
             members: parts.members,
             witness: parts.witness,
+            arena: parts.arena,
             publication,
             mode: Mode::Serving,
         };
@@ -217,7 +223,9 @@ impl Driver {
             let now = self.clock.now();
             self.note_event(&event);
             self.current = Some(event.clone());
+            let departed = departed(&event);
             self.arbiter.handle(now, event);
+            departed.into_iter().for_each(|segment| self.depart(segment));
             self.carry_out_all(now);
         }
     }
@@ -297,6 +305,15 @@ impl Drop for Driver {
             eprintln!("ERROR an invariant is broken by {:?}; the broker ends", self.current);
             std::process::abort();
         }
+    }
+}
+
+/// The segment that is on no device any more after this.
+fn departed(event: &Event) -> Option<SegmentId> {
+    if let Event::CreateFailed { segment, .. } | Event::Freed { segment } = event {
+        Some(*segment)
+    } else {
+        None
     }
 }
 

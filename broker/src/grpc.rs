@@ -76,6 +76,7 @@ pub(crate) struct About {
     pub(crate) handoff: PathBuf,
     pub(crate) unattended_grace: Duration,
     pub(crate) adrift_grace: Duration,
+    pub(crate) idle_after: Duration,
     pub(crate) devices: Vec<v1::DeviceInfo>,
 }
 

@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,12 +117,17 @@ impl Visit {
 
     async fn hand_over(&self, ticket: Ticket) -> io::Result<Next> {
         let claim = self.handoff.tickets.claim(ticket, self.caller.process.id());
-        let Some(Claim { segment, chunks, count }) = claim else {
+        let Some(Claim { segment, parcel, count }) = claim else {
             return self.refuse().await;
         };
-        let sizes = chunks.iter().map(|(_, bytes)| *bytes).collect();
-        let descriptors: Vec<_> = chunks.iter().map(|(descriptor, _)| descriptor.as_fd()).collect();
-        self.send(&Reply::Segment(sizes), &descriptors).await?;
+        let sizes = parcel.chunks.iter().map(|(_, bytes)| *bytes).collect();
+        let reply = match parcel.host_copy {
+            Some(_) => Reply::Movable(sizes),
+            None => Reply::Segment(sizes),
+        };
+        let descriptors = parcel.chunks.iter().map(|(descriptor, _)| descriptor).chain(&parcel.host_copy);
+        let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
+        self.send(&reply, &descriptors).await?;
         if count == 1 {
             self.handoff.desk.tell(World::Claimed(segment));
         }
@@ -150,7 +155,7 @@ impl Visit {
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !descriptors.is_empty() {
                 let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
-                assert!(fits, "a segment has at most {MAX_CHUNKS} chunks");
+                assert!(fits, "a segment has at most {MAX_CHUNKS} chunks and one host copy");
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             rustix::net::sendmsg(socket, &[IoSlice::new(&packet)], &mut control, flags)?;

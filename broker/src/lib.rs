@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod arena;
 mod budgets;
 mod credentials;
 mod daemon;
@@ -29,6 +30,7 @@ mod grpc;
 mod handoff;
 mod kernel;
 mod liveness;
+mod memory_file;
 mod settings;
 mod sockets;
 mod text;

@@ -34,6 +34,14 @@ impl Process {
     pub(crate) const fn pid(&self) -> Pid {
         self.key.pid
     }
+
+    /// Sends it a signal: it, and no later process of its number.
+    ///
+    /// # Errors
+    /// When it is dead, or of a user that the broker may not signal.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) -> Result<(), Errno> {
+        rustix::process::pidfd_send_signal(&*self.pidfd, signal)
+    }
 }
 
 impl fmt::Debug for Process {

@@ -32,6 +32,11 @@ pub struct Settings {
     pub capacity: Option<Size>,
     /// The directory in which what operators set at run time outlives the broker; `None`: it does not.
     pub state: Option<PathBuf>,
+    /// Host memory for the contents of suspended leases; a share is of the host's. `None`: none, so nothing is suspended.
+    pub arena: Option<Size>,
+    /// What may be pinned of each device beyond guarantees; a share is of the smallest device. `None`: what guarantees leave,
+    /// and half of it where there is an arena.
+    pub pinned_max: Option<Size>,
     /// Bounds and graces.
     pub policy: Policy,
     /// Budgets.
@@ -75,6 +80,8 @@ impl Settings {
             ("devices", self.devices != other.devices),
             ("capacity", self.capacity != other.capacity),
             ("state", self.state != other.state),
+            ("arena", self.arena != other.arena),
+            ("pinned_max", self.pinned_max != other.pinned_max),
             ("bounds or graces", self.policy != other.policy),
             ("log", self.log != other.log),
         ];
@@ -101,6 +108,8 @@ impl Settings {
                 .clone()
                 .or(file.state)
                 .or_else(|| arguments::usual_state(socket.as_deref())),
+            arena: arguments.arena.or(file.arena),
+            pinned_max: file.pinned_max,
             policy,
             accounts,
             helpers: Program::default(),

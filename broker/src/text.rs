@@ -6,6 +6,9 @@ const NAME_MAX: usize = 128;
 /// The longest text that is only shown, in letters.
 const SHOWN_MAX: usize = 64;
 
+/// The longest sentence of a client, in letters.
+const SENTENCE_MAX: usize = 200;
+
 /// Whether a letter can do no more to a terminal or a log than stand there.
 fn is_plain(letter: char) -> bool {
     letter == ' ' || letter.is_ascii_graphic() || letter.is_alphanumeric()
@@ -28,6 +31,11 @@ pub(crate) fn name(text: &str) -> Result<&str, &'static str> {
 /// The text with whatever cannot be shown replaced, cut where it is long.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(SHOWN_MAX).map(|letter| if is_plain(letter) { letter } else { '?' }).collect()
+}
+
+/// The sentence with whatever cannot be shown replaced, cut where it is long.
+pub(crate) fn sentence(text: &str) -> String {
+    text.chars().take(SENTENCE_MAX).map(|letter| if is_plain(letter) { letter } else { '?' }).collect()
 }
 
 #[cfg(test)]

@@ -12,8 +12,14 @@ use gpulease_words::{Bytes, ProcessId, SegmentId};
 
 use crate::credentials::Secret;
 
-/// The chunks of a segment in address order, each with its descriptor.
-pub(crate) type Chunks = Arc<Vec<(OwnedFd, Bytes)>>;
+/// What is fetched with a ticket.
+#[derive(Debug, Default)]
+pub(crate) struct Parcel {
+    /// The chunks of a segment in address order, each with its descriptor.
+    pub(crate) chunks: Vec<(OwnedFd, Bytes)>,
+    /// Where its bytes go when it is suspended, if it may be.
+    pub(crate) host_copy: Option<OwnedFd>,
+}
 
 /// What a process shows to fetch a segment. Its debug form hides it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,7 +51,7 @@ pub(crate) struct Tickets {
 struct Entry {
     segment: SegmentId,
     process: ProcessId,
-    chunks: Chunks,
+    parcel: Arc<Parcel>,
     claims: u32,
 }
 
@@ -53,16 +59,16 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) segment: SegmentId,
-    pub(crate) chunks: Chunks,
+    pub(crate) parcel: Arc<Parcel>,
     /// 1 at the first claim.
     pub(crate) count: u32,
 }
 
 impl Tickets {
     /// A ticket for one process.
-    pub(crate) fn issue(&self, segment: SegmentId, process: ProcessId, chunks: Chunks) -> Ticket {
+    pub(crate) fn issue(&self, segment: SegmentId, process: ProcessId, parcel: Parcel) -> Ticket {
         let ticket = Ticket::new(*Secret::random().bytes());
-        let entry = Entry { segment, process, chunks, claims: 0 };
+        let entry = Entry { segment, process, parcel: Arc::new(parcel), claims: 0 };
         let before = self.open.insert(ticket, entry);
         assert!(before.is_none(), "128 random bits came twice");
         ticket
@@ -72,7 +78,7 @@ impl Tickets {
     pub(crate) fn claim(&self, ticket: Ticket, process: ProcessId) -> Option<Claim> {
         let mut entry = self.open.get_mut(&ticket).filter(|entry| entry.process == process)?;
         entry.claims = entry.claims.saturating_add(1);
-        Some(Claim { segment: entry.segment, chunks: entry.chunks.clone(), count: entry.claims })
+        Some(Claim { segment: entry.segment, parcel: entry.parcel.clone(), count: entry.claims })
     }
 
     /// Ends a ticket that was claimed; of several calls one gets the segment.
@@ -98,7 +104,7 @@ mod tests {
 
     fn issued() -> (Tickets, Ticket) {
         let tickets = Tickets::default();
-        let ticket = tickets.issue(SEGMENT, OWNER, Chunks::default());
+        let ticket = tickets.issue(SEGMENT, OWNER, Parcel::default());
         (tickets, ticket)
     }
 

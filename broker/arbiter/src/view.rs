@@ -1,6 +1,6 @@
 //! The state as plain data.
 
-use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId};
 
 use crate::lease::Lease;
 use crate::line::ask::{Ask, Stage, Want};
@@ -28,6 +28,12 @@ impl Arbiter {
     #[must_use]
     pub fn lease(&self, lease: LeaseId) -> Option<LeaseView> {
         self.leases.get(&lease).map(|found| self.lease_view(lease, found))
+    }
+
+    /// Whether the segment exists, on its device or only in its host copy.
+    #[must_use]
+    pub fn has_segment(&self, segment: SegmentId) -> bool {
+        self.segments.contains_key(&segment)
     }
 
     fn lease_view(&self, id: LeaseId, lease: &Lease) -> LeaseView {

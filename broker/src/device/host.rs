@@ -1,20 +1,17 @@
 //! Host memory as a device: one memfd for each segment.
 //!
-//! The broker keeps a description of its own and hands over another one, both opened anew through
-//! `/proc/self/fd`. The kernel counts the descriptions that are open for writing, whoever holds
-//! them by descriptor, mapping or message in flight, and grants the broker a write lease
-//! (`fcntl(F_SETLEASE, F_WRLCK)`) only where its own is the last: that is the proof of freedom.
-//! The description that `memfd_create` itself returns is not counted, so it is closed at once and
-//! never leaves this file.
+//! The broker keeps a description of its own and hands over another one; that its own is the last
+//! is the proof of freedom ([`memory_file`](crate::memory_file)).
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpulease_words::{Bytes, Pid, SegmentId};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
+
+use crate::memory_file;
 
 use super::holders::{Identity, Search};
 use super::{Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
@@ -22,9 +19,6 @@ use super::{Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
 /// Past this a segment that is still held somewhere is reported: a client unmaps before it tells, and the kernel takes
 /// a killed process's memory apart at gigabytes a second.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
-
-/// Not in libc for every platform; the number is the same on all that have CUDA.
-const F_SETSIG: libc::c_int = 10;
 
 /// Host memory of a fixed size.
 #[derive(Debug)]
@@ -107,7 +101,8 @@ impl Device for HostDevice {
     fn create(&mut self, segment: SegmentId, bytes: Bytes, kind: HandleKind) -> Result<Handover, String> {
         self.admit(bytes, kind)?;
         assert!(!self.segments.contains_key(&segment), "segment {segment} is made twice");
-        let (own, given) = make(segment, bytes).map_err(|errno| refused(bytes, errno))?;
+        let (own, given) = memory_file::make(&format!("gpulease-{segment}"), bytes)
+            .map_err(|errno| refused(bytes, errno))?;
         self.segments.insert(segment, Segment { own, bytes, reclaim: None });
         self.count(self.existing.checked_add(bytes));
         Ok(Handover::Descriptors(vec![(given, bytes)]))
@@ -121,9 +116,9 @@ impl Device for HostDevice {
     fn prove(&mut self, id: SegmentId) -> Proof {
         let segment = self.segments.get_mut(&id).expect("only what was made is proven");
         let reclaim = segment.reclaim.as_mut().expect("only what is taken back is proven");
-        if is_sole_holder(segment.own.as_fd()) {
+        if memory_file::is_sole_holder(segment.own.as_fd()) {
             let bytes = segment.bytes;
-            empty(segment.own.as_fd(), bytes);
+            memory_file::empty(segment.own.as_fd(), bytes);
             self.segments.remove(&id);
             self.count(self.existing.checked_sub(bytes));
             return Proof::Freed;
@@ -152,49 +147,13 @@ fn refused(bytes: Bytes, errno: Errno) -> String {
     }
 }
 
-/// A memory file: the broker's own description of it, and the one to hand over.
-fn make(segment: SegmentId, bytes: Bytes) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-    let name = format!("gpulease-{segment}");
-    let uncounted = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&uncounted, bytes.get())?;
-    let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&uncounted, seals)?;
-    let own = opened_anew(uncounted.as_fd())?;
-    let given = opened_anew(uncounted.as_fd())?;
-    // Nobody opens it a third time, not even through a path-only descriptor kept back: another user's process lacks
-    // the permission.
-    rustix::fs::fchmod(&own, Mode::empty())?;
-    Ok((own, given))
-}
-
-fn opened_anew(fd: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-}
-
-/// Whether no other description of the file is left, in any process, mapping or message. Leaves the write lease in
-/// place where it is so; closing the descriptor ends it.
-fn is_sole_holder(own: BorrowedFd<'_>) -> bool {
-    // The kernel announces a broken lease by a signal, by default one that kills; SIGURG is ignored.
-    // SAFETY: F_SETSIG takes an integer and touches only the description, which `own` keeps open.
-    let quiet = unsafe { libc::fcntl(own.as_raw_fd(), F_SETSIG, libc::SIGURG) };
-    // SAFETY: F_SETLEASE takes an integer and touches only the description, which `own` keeps open.
-    quiet == 0 && unsafe { libc::fcntl(own.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) } == 0
-}
-
-/// Gives the pages back even if a path-only descriptor keeps the empty file in being.
-fn empty(own: BorrowedFd<'_>, bytes: Bytes) {
-    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    if let Err(errno) = rustix::fs::fallocate(own, hole, 0, bytes.get()) {
-        tracing::warn!(%errno, "a memory file could not be emptied before it was closed");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use gpulease_words::mib;
+    use rustix::fs::{Mode, OFlags, SealFlags};
     use std::io::Read as _;
+    use std::os::fd::AsRawFd as _;
     use std::os::unix::net::UnixDatagram;
     use std::process::{Command, Stdio};
 

@@ -34,16 +34,22 @@ impl Driver {
         if self.sessions.own(shown, caller).is_none() {
             return drop(reply.send(Err(Denial::NoSuchSession.into())));
         }
+        let opened = self.attach(shown.session);
+        // What this has to say goes over the new stream.
         self.step(Event::Rejoined { session: shown.session });
-        self.welcome(shown.session, reply);
+        drop(reply.send(Ok(Opened { standings: self.standings(shown.session), ..opened })));
     }
 
     /// Starts a session's stream. Where the caller left meanwhile, the stream ends by being dropped.
     pub(super) fn welcome(&mut self, session: SessionId, reply: Reply<Opened>) {
+        drop(reply.send(Ok(self.attach(session))));
+    }
+
+    fn attach(&mut self, session: SessionId) -> Opened {
         let Attached { number, notices, end } = self.sessions.attach(session);
         let secret = self.sessions.get(session).expect("just attached to").secret;
         let departure = Departure::new(self.departures.clone(), Left::Stream(session, number));
-        drop(reply.send(Ok(Opened { session, secret, notices, end, departure })));
+        Opened { session, secret, standings: Vec::new(), notices, end, departure }
     }
 
     /// What the session's own process asks.
@@ -84,6 +90,17 @@ impl Driver {
             Act::Free { lease, segment, reply } => {
                 self.requests.insert(request, Pending::Plain(reply));
                 self.step(Event::Free { request, session, lease, segment });
+            }
+            Act::Report { lease, news, reply } => {
+                drop(reply.send(self.report(session, lease, news)));
+            }
+            Act::Resume { lease, updates } => {
+                self.requests.insert(request, Pending::Resume { session, lease, updates });
+                self.step(Event::Resume { request, session, lease });
+            }
+            Act::Pin { lease, reply } => {
+                self.requests.insert(request, Pending::Plain(reply));
+                self.step(Event::Pin { request, session, lease });
             }
         }
     }

@@ -8,7 +8,7 @@ use gpulease_arbiter::{Effect, Event, LeaseView, Notice, RequestId, SegmentKind,
 use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::chronicle::facts_of_lease;
-use super::command::{Access, AskUpdate, Grant, LeaseTerms, Segment, SessionNotice};
+use super::command::{Access, AskUpdate, Grant, LeaseTerms, Segment};
 use super::requests::Pending;
 use super::segments::Recipient;
 use super::sessions::Told;
@@ -27,7 +27,9 @@ impl Driver {
             }
             Effect::Done { request } => self.done(request),
             Effect::Queued { request, ask } => {
-                if let Some(Pending::Ask { updates, .. }) = self.requests.find(request) {
+                if let Some(Pending::Ask { updates, .. } | Pending::Resume { updates, .. }) =
+                    self.requests.find(request)
+                {
                     drop(updates.send(AskUpdate::Queued(ask)));
                 }
             }
@@ -47,10 +49,26 @@ impl Driver {
                     other => mismatch(&other, "an amount"),
                 });
             }
-            Effect::Create { segment, lease, device, bytes, kind, .. } => {
-                self.segments.order(segment, lease, device, bytes);
-                self.order(device, Order::Create { segment, bytes, kind: handle_kind(kind) });
+            Effect::Create { segment, lease, device, bytes, kind, pinning } => {
+                match self.host_copy(segment, bytes, pinning) {
+                    Ok(host_copy) => {
+                        self.segments.order(segment, (lease, device, bytes), host_copy);
+                        self.order(device, Order::Create { segment, bytes, kind: handle_kind(kind) });
+                    }
+                    Err(why) => self.backlog.push_back(Event::CreateFailed { segment, why }),
+                }
             }
+            Effect::Restore { segment, device, bytes, .. } => {
+                self.segments.order_again(segment);
+                self.order(device, Order::Create { segment, bytes, kind: HandleKind::Descriptor });
+            }
+            Effect::Forget { segment } => self.forget(segment),
+            Effect::Resumed { request, lease } => self.answer(request, |pending| match pending {
+                Pending::Resume { updates, .. } => drop(updates.send(AskUpdate::Resumed(lease))),
+                other => mismatch(&other, "a lease that is back"),
+            }),
+            Effect::Signal { process, signal } => self.signal(process, signal),
+            Effect::Occurred { .. } => {}
             Effect::Allocated { request, segment, process } => self.allocated(request, segment, process),
             Effect::Reclaim { segment, device } => {
                 let request = self.segments.reclaim(segment);
@@ -58,12 +76,6 @@ impl Driver {
                 self.order(device, Order::Reclaim(segment));
             }
             Effect::Notify { session, notice } => self.notify(now, session, notice),
-            // Nothing is suspended while the arbiter has no arena: none of these is said yet.
-            Effect::Restore { .. }
-            | Effect::Forget { .. }
-            | Effect::Resumed { .. }
-            | Effect::Signal { .. }
-            | Effect::Occurred { .. } => {}
             Effect::Overdue { .. } => {}
             Effect::LeaseGone { lease } => {
                 let ask = self.leases.remove(&lease).and_then(|record| record.ask);
@@ -144,6 +156,7 @@ impl Driver {
         let Some(Pending::Segment { session, uid, reply }) = self.requests.take(request) else {
             return tracing::error!(?request, "a segment for somebody who did not ask for one");
         };
+        let movable = self.segments.get(segment).is_some_and(super::segments::Segment::has_copy);
         let access = self.segments.offer(segment, Recipient { request, session, uid, process });
         let known = self.segments.get(segment).expect("it was just offered");
         let (bytes, device) = (known.bytes, known.device);
@@ -155,11 +168,11 @@ impl Driver {
             self.backlog.push_back(Event::Claimed { segment });
         }
         // Where the caller left, his leaving is told, and the segment goes back then.
-        drop(reply.send(Ok(Segment { segment, bytes, access })));
+        drop(reply.send(Ok(Segment { segment, bytes, access, movable })));
     }
 
     fn notify(&mut self, now: Time, session: SessionId, notice: Notice) {
-        let Some(notice) = SessionNotice::new(notice, now) else { return };
+        let Some(notice) = self.put_into_words(now, session, notice) else { return };
         if self.sessions.tell(session, notice) == Told::CutOff {
             self.backlog.push_back(Event::Adrift { session });
         }
@@ -169,7 +182,7 @@ impl Driver {
         self.arbiter.lease(lease).expect("a lease that an effect names exists while it is carried out")
     }
 
-    fn order(&self, device: DeviceId, order: Order) {
+    pub(super) fn order(&self, device: DeviceId, order: Order) {
         let place =
             self.facts.iter().position(|facts| facts.id == device).expect("the arbiter knows our devices");
         self.threads[place].order(order);

@@ -1,6 +1,6 @@
 //! What goes into the event log: sentences for people, made while the effects are carried out.
 
-use gpulease_arbiter::{Denial, Effect, Event, LeaseView, RequestId};
+use gpulease_arbiter::{Denial, Effect, Event, LeaseView, Occurrence, RequestId};
 use gpulease_words::{Bytes, DurationText, LeaseId, Pid, Reason, SegmentId, SessionId};
 
 use super::Driver;
@@ -120,6 +120,7 @@ impl Driver {
             Effect::Overdue { lease } => {
                 self.note_lease(Kind::Overdue, *lease, |what, _| format!("{what} is overdue"));
             }
+            Effect::Occurred { lease, what } => self.note_occurrence(*lease, what),
             Effect::Done { .. }
             | Effect::Resized { .. }
             | Effect::Create { .. }
@@ -127,13 +128,28 @@ impl Driver {
             | Effect::Forget { .. }
             | Effect::Resumed { .. }
             | Effect::Signal { .. }
-            | Effect::Occurred { .. }
             | Effect::Reclaim { .. }
             | Effect::Notify { .. }
             | Effect::LeaseGone { .. }
             | Effect::SessionGone { .. }
             | Effect::ProcessGone { .. } => {}
         }
+    }
+
+    fn note_occurrence(&self, lease: LeaseId, what: &Occurrence) {
+        let (kind, words) = match what {
+            Occurrence::Suspending => (Kind::Suspending, "is asked to leave its devices".to_owned()),
+            Occurrence::Suspended => (Kind::Suspended, "is in host memory".to_owned()),
+            Occurrence::Resuming => (Kind::Resuming, "comes back to its devices".to_owned()),
+            Occurrence::Resumed => (Kind::Resumed, "is back on its devices".to_owned()),
+            Occurrence::SuspendCancelled(why) => (Kind::SuspendCancelled, format!("stays: {why}")),
+            Occurrence::SwapFailed(why) => (Kind::SwapFailed, format!("could not be copied: {why}")),
+            Occurrence::Pinned(why) => (Kind::Pinned, format!("stays where it is from now on: {why}")),
+            Occurrence::Terminated => {
+                (Kind::Terminated, "kept what was recalled; its processes are told to end".to_owned())
+            }
+        };
+        self.note_lease(kind, lease, |lease, _| format!("{lease} {words}"));
     }
 
     fn note_denied(&self, request: RequestId, denial: &Denial) {
@@ -148,6 +164,7 @@ impl Driver {
                 | Pending::Lease(_)
                 | Pending::Amount(_)
                 | Pending::Segment { .. }
+                | Pending::Resume { .. }
                 | Pending::Unheard,
             )
             | None => Kind::Refused,
@@ -166,6 +183,10 @@ impl Driver {
             }
             Some(Pending::Segment { session, .. }) => {
                 (" for more of its lease".to_owned(), self.facts_of_session(*session))
+            }
+            Some(Pending::Resume { session, lease, .. }) => {
+                let facts = Facts { lease: Some(*lease), ..self.facts_of_session(*session) };
+                (format!(" for the memory of lease {lease}"), facts)
             }
             Some(
                 Pending::Open { .. }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpulease_arbiter::{
-    Budgets, Denial, Guard, Notice, Patience, Place, RequestId, SegmentKind, Terms, Time,
+    Budgets, Denial, Guard, Idleness, LeaseState, Patience, Place, RequestId, SegmentKind, Terms, Time,
 };
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId, Uid};
 use tokio::sync::{mpsc, oneshot};
@@ -112,6 +112,19 @@ pub(crate) enum Act {
     Release { lease: LeaseId, reply: Reply<Bytes> },
     Allocate { wish: SegmentWish, reply: Reply<Segment> },
     Free { lease: LeaseId, segment: SegmentId, reply: Reply<()> },
+    Report { lease: LeaseId, news: News, reply: Reply<()> },
+    Resume { lease: LeaseId, updates: mpsc::UnboundedSender<AskUpdate> },
+    Pin { lease: LeaseId, reply: Reply<()> },
+}
+
+/// What a member says of its lease's suspension or return, and of its guards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    Drained,
+    SwappedOut(SegmentId),
+    SwapFailed(String),
+    Restored(SegmentId),
+    Guards(Idleness),
 }
 
 impl Body {
@@ -129,11 +142,15 @@ impl Act {
     /// Says no without asking the arbiter.
     pub(super) fn refuse(self, refusal: Refusal) {
         match self {
-            Self::Acquire { updates, .. } => drop(updates.send(AskUpdate::Refused(refusal))),
+            Self::Acquire { updates, .. } | Self::Resume { updates, .. } => {
+                drop(updates.send(AskUpdate::Refused(refusal)));
+            }
             Self::Close { reply }
             | Self::Withdraw { reply, .. }
             | Self::Admit { reply, .. }
-            | Self::Free { reply, .. } => drop(reply.send(Err(refusal))),
+            | Self::Free { reply, .. }
+            | Self::Report { reply, .. }
+            | Self::Pin { reply, .. } => drop(reply.send(Err(refusal))),
             Self::Join { reply, .. } | Self::Resize { reply, .. } => drop(reply.send(Err(refusal))),
             Self::Release { reply, .. } => drop(reply.send(Err(refusal))),
             Self::Allocate { reply, .. } => drop(reply.send(Err(refusal))),
@@ -143,7 +160,7 @@ impl Act {
     /// Whether the caller left before his turn came.
     pub(super) fn is_deserted(&self) -> bool {
         match self {
-            Self::Acquire { updates, .. } => updates.is_closed(),
+            Self::Acquire { updates, .. } | Self::Resume { updates, .. } => updates.is_closed(),
             Self::Allocate { reply, .. } => reply.is_closed(),
             Self::Close { .. }
             | Self::Withdraw { .. }
@@ -151,7 +168,9 @@ impl Act {
             | Self::Admit { .. }
             | Self::Resize { .. }
             | Self::Release { .. }
-            | Self::Free { .. } => false,
+            | Self::Free { .. }
+            | Self::Report { .. }
+            | Self::Pin { .. } => false,
         }
     }
 }
@@ -183,11 +202,22 @@ pub(crate) struct SegmentWish {
 pub(crate) struct Opened {
     pub(crate) session: SessionId,
     pub(crate) secret: Secret,
+    /// How suspended leases stand of which a rejoining session's process is a member.
+    pub(crate) standings: Vec<LeaseStanding>,
     pub(crate) notices: mpsc::Receiver<SessionNotice>,
     /// Why the stream ends, once the notices are over.
     pub(crate) end: oneshot::Receiver<StreamEnd>,
     /// Tells the driver when the stream is dropped.
     pub(crate) departure: Departure,
+}
+
+/// How a lease stands that is not active, to one who may have missed notices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseStanding {
+    pub(crate) lease: LeaseId,
+    pub(crate) state: LeaseState,
+    /// Segments that the process has to do without.
+    pub(crate) away: Vec<SegmentId>,
 }
 
 /// Why the driver ends a session's stream.
@@ -208,23 +238,11 @@ pub(crate) enum StreamEnd {
 pub(crate) enum SessionNotice {
     Recall { lease: LeaseId, device: DeviceId, bytes: Bytes, within: Duration },
     Ended { lease: LeaseId, denial: Denial },
-}
-
-impl SessionNotice {
-    /// `None` for what the protocol does not carry.
-    pub(super) fn new(notice: Notice, now: Time) -> Option<Self> {
-        match notice {
-            Notice::Recall { lease, device, bytes, deadline } => {
-                Some(Self::Recall { lease, device, bytes, within: deadline.since(now) })
-            }
-            Notice::Ended { lease, denial } => Some(Self::Ended { lease, denial }),
-            Notice::Suspend { .. }
-            | Notice::SwapOut { .. }
-            | Notice::SuspendCancelled { .. }
-            | Notice::SegmentBack { .. }
-            | Notice::Pinned { .. } => None,
-        }
-    }
+    Suspend { lease: LeaseId, within: Duration },
+    SwapOut { lease: LeaseId },
+    SuspendCancelled { lease: LeaseId, why: String },
+    SegmentBack { lease: LeaseId, segment: SegmentId, ticket: Ticket },
+    Pinned { lease: LeaseId },
 }
 
 /// How an ask stands.
@@ -233,6 +251,8 @@ pub(crate) enum AskUpdate {
     /// It waits; how it stands is in the views.
     Queued(AskId),
     Granted(Grant),
+    /// A lease's memory is back.
+    Resumed(LeaseId),
     Refused(Refusal),
 }
 
@@ -260,6 +280,8 @@ pub(crate) struct Segment {
     pub(crate) segment: SegmentId,
     pub(crate) bytes: Bytes,
     pub(crate) access: Access,
+    /// Whether a host copy comes with it.
+    pub(crate) movable: bool,
 }
 
 /// How the process gets at it.

@@ -10,7 +10,7 @@ use gpulease_words::{Bytes, LeaseId, SegmentId, Uid};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::{
-    Act, AskUpdate, Body, Command, Departure, Guest, LeaseTerms, Left, Opened, Refusal, Reply, Segment,
+    Act, AskUpdate, Body, Command, Departure, Guest, LeaseTerms, Left, News, Opened, Refusal, Reply, Segment,
     SegmentWish, Shown, Standing, World,
 };
 use super::view::View;
@@ -71,13 +71,21 @@ impl Desk {
         ask_name: u64,
         terms: Terms,
     ) -> Result<Ask, Refusal> {
+        self.follow(caller, shown, |updates| Act::Acquire { ask_name, terms, updates }).await
+    }
+
+    async fn follow(
+        &self,
+        caller: &Caller,
+        shown: Shown,
+        act: impl FnOnce(mpsc::UnboundedSender<AskUpdate>) -> Act,
+    ) -> Result<Ask, Refusal> {
         let request = self.next_request();
         let (updates, inbox) = mpsc::unbounded_channel();
         let departure = Departure::new(self.world.clone(), Left::Request(request));
         let ask = Ask { updates: inbox, departure };
-        let act = Act::Acquire { ask_name, terms, updates };
-        self.send(Command::Ask { request, caller: caller.clone(), body: Body::Session { shown, act } })
-            .await?;
+        let body = Body::Session { shown, act: act(updates) };
+        self.send(Command::Ask { request, caller: caller.clone(), body }).await?;
         Ok(ask)
     }
 
@@ -162,6 +170,26 @@ impl Desk {
         segment: SegmentId,
     ) -> Result<(), Refusal> {
         self.act(caller, shown, |reply| Act::Free { lease, segment, reply }).await
+    }
+
+    /// A member says how a suspension or its guards stand.
+    pub(crate) async fn report(
+        &self,
+        caller: &Caller,
+        shown: Shown,
+        lease: LeaseId,
+        news: News,
+    ) -> Result<(), Refusal> {
+        self.act(caller, shown, |reply| Act::Report { lease, news, reply }).await
+    }
+
+    /// Asks for the memory of a suspended lease; everything after that is on the ask.
+    pub(crate) async fn resume(&self, caller: &Caller, shown: Shown, lease: LeaseId) -> Result<Ask, Refusal> {
+        self.follow(caller, shown, |updates| Act::Resume { lease, updates }).await
+    }
+
+    pub(crate) async fn pin(&self, caller: &Caller, shown: Shown, lease: LeaseId) -> Result<(), Refusal> {
+        self.act(caller, shown, |reply| Act::Pin { lease, reply }).await
     }
 
     /// Asks a holder for bytes by a time; how much was asked for.

@@ -45,14 +45,8 @@ impl Driver {
                 self.segments.made(segment, handover);
                 self.step(Event::Created { segment });
             }
-            Done::CreateFailed(segment, why) => {
-                self.step(Event::CreateFailed { segment, why });
-                self.segments.forget(segment);
-            }
-            Done::Freed(segment) => {
-                self.step(Event::Freed { segment });
-                self.segments.forget(segment);
-            }
+            Done::CreateFailed(segment, why) => self.step(Event::CreateFailed { segment, why }),
+            Done::Freed(segment) => self.step(Event::Freed { segment }),
             Done::Unproven(segment, suspects) => self.step(Event::Unproven { segment, suspects }),
             Done::Lost(why) => {
                 tracing::error!(%device, why, "a device is lost");
@@ -108,7 +102,7 @@ impl Driver {
     /// A caller went away, perhaps after his answer was on its way.
     fn leave(&mut self, request: RequestId) {
         match self.requests.find(request) {
-            Some(Pending::Segment { .. }) => self.abandon(request),
+            Some(Pending::Segment { .. } | Pending::Resume { .. }) => self.abandon(request),
             Some(Pending::Ask { .. }) => {
                 drop(self.requests.take(request));
                 self.leave_unattended(request);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpulease_arbiter::{Denial, RequestId};
-use gpulease_words::{Bytes, SessionId, Uid};
+use gpulease_words::{Bytes, LeaseId, SessionId, Uid};
 use tokio::sync::mpsc;
 
 use super::command::{AskUpdate, LeaseTerms, Opened, Refusal, Reply, Segment};
@@ -40,6 +40,12 @@ pub(super) enum Pending {
         uid: Uid,
         reply: Reply<Segment>,
     },
+    /// A suspended lease's memory is wanted.
+    Resume {
+        session: SessionId,
+        lease: LeaseId,
+        updates: mpsc::UnboundedSender<AskUpdate>,
+    },
     /// The driver itself asked.
     Unheard,
 }
@@ -67,7 +73,9 @@ impl Pending {
             Self::Plain(reply) | Self::Admit { reply, .. } | Self::Budgets { reply, .. } => {
                 drop(reply.send(Err(refusal)));
             }
-            Self::Ask { updates, .. } => drop(updates.send(AskUpdate::Refused(refusal))),
+            Self::Ask { updates, .. } | Self::Resume { updates, .. } => {
+                drop(updates.send(AskUpdate::Refused(refusal)));
+            }
             Self::Lease(reply) => drop(reply.send(Err(refusal))),
             Self::Amount(reply) => drop(reply.send(Err(refusal))),
             Self::Segment { reply, .. } => drop(reply.send(Err(refusal))),
@@ -144,7 +152,7 @@ impl Requests {
     pub(super) fn end_session(&mut self, session: SessionId) {
         let of_session = |pending: &Pending| match pending {
             Pending::Ask { key, .. } => key.session == session,
-            Pending::Segment { session: own, .. } => *own == session,
+            Pending::Segment { session: own, .. } | Pending::Resume { session: own, .. } => *own == session,
             Pending::Open { .. }
             | Pending::Plain(_)
             | Pending::Admit { .. }

@@ -2,6 +2,7 @@
 //! way to the one who asked, and the ticket by which he fetches them.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use gpulease_arbiter::RequestId;
@@ -9,7 +10,7 @@ use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId, 
 
 use super::command::Access;
 use crate::device::Handover;
-use crate::tickets::{Ticket, Tickets};
+use crate::tickets::{Parcel, Ticket, Tickets};
 
 /// One segment.
 #[derive(Debug)]
@@ -18,6 +19,15 @@ pub(super) struct Segment {
     pub(super) device: DeviceId,
     pub(super) bytes: Bytes,
     stage: Stage,
+    /// Its host copy's descriptor on its way to the process, where it may be suspended.
+    host_copy: Option<OwnedFd>,
+}
+
+impl Segment {
+    /// Whether its host copy's descriptor is to go to the process.
+    pub(super) fn has_copy(&self) -> bool {
+        self.host_copy.is_some()
+    }
 }
 
 #[derive(Debug)]
@@ -34,6 +44,21 @@ enum Stage {
     Delivered,
     /// It is being taken back.
     Reclaimed,
+    /// Its bytes are in its host copy, and nowhere else.
+    Away,
+    /// Made again; a ticket for the process is out.
+    Back { ticket: Ticket },
+    /// The process has it again, and fills it.
+    Returned,
+}
+
+/// Whether a segment's process has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whereabouts {
+    /// It does.
+    Present,
+    /// It does not, or not yet again.
+    Away,
 }
 
 /// Who asked for a segment.
@@ -67,15 +92,26 @@ impl Segments {
     pub(super) fn session_of(&self, id: SegmentId) -> Option<SessionId> {
         match self.get(id)?.stage {
             Stage::Offered { to, .. } | Stage::Told { to } => Some(to.session),
-            Stage::Ordered | Stage::Made(_) | Stage::Delivered | Stage::Reclaimed => None,
+            Stage::Ordered
+            | Stage::Made(_)
+            | Stage::Delivered
+            | Stage::Reclaimed
+            | Stage::Away
+            | Stage::Back { .. }
+            | Stage::Returned => None,
         }
     }
 
-    /// Whether it was given to a process and is not on its way back.
+    /// Whether it was given to a process for the first time and is not on its way back.
     pub(super) fn is_out(&self, id: SegmentId) -> bool {
         self.get(id).is_some_and(|segment| match segment.stage {
             Stage::Offered { .. } | Stage::Told { .. } | Stage::Delivered => true,
-            Stage::Ordered | Stage::Made(_) | Stage::Reclaimed => false,
+            Stage::Ordered
+            | Stage::Made(_)
+            | Stage::Reclaimed
+            | Stage::Away
+            | Stage::Back { .. }
+            | Stage::Returned => false,
         })
     }
 
@@ -89,8 +125,15 @@ impl Segments {
         self.by_request.get(&request).copied()
     }
 
-    pub(super) fn order(&mut self, id: SegmentId, lease: LeaseId, device: DeviceId, bytes: Bytes) {
-        let before = self.known.insert(id, Segment { lease, device, bytes, stage: Stage::Ordered });
+    /// It is to be made; where it may be suspended, this is its host copy's descriptor.
+    pub(super) fn order(
+        &mut self,
+        id: SegmentId,
+        (lease, device, bytes): (LeaseId, DeviceId, Bytes),
+        host_copy: Option<OwnedFd>,
+    ) {
+        let segment = Segment { lease, device, bytes, stage: Stage::Ordered, host_copy };
+        let before = self.known.insert(id, segment);
         assert!(before.is_none(), "segment {id} is ordered twice");
     }
 
@@ -100,7 +143,13 @@ impl Segments {
         match segment.stage {
             Stage::Ordered => segment.stage = Stage::Made(handover),
             Stage::Reclaimed => drop(handover),
-            Stage::Made(_) | Stage::Offered { .. } | Stage::Told { .. } | Stage::Delivered => {
+            Stage::Made(_)
+            | Stage::Offered { .. }
+            | Stage::Told { .. }
+            | Stage::Delivered
+            | Stage::Away
+            | Stage::Back { .. }
+            | Stage::Returned => {
                 panic!("segment {id} was made twice: {:?}", segment.stage)
             }
         }
@@ -112,7 +161,8 @@ impl Segments {
         let segment = self.get_mut(id);
         let (stage, access) = match std::mem::replace(&mut segment.stage, Stage::Reclaimed) {
             Stage::Made(Handover::Descriptors(chunks)) => {
-                let ticket = tickets.issue(id, to.process, Arc::new(chunks));
+                let parcel = Parcel { chunks, host_copy: segment.host_copy.take() };
+                let ticket = tickets.issue(id, to.process, parcel);
                 (Stage::Offered { to, ticket }, Access::Ticket(ticket))
             }
             Stage::Made(Handover::CudaIpc(handle)) => (Stage::Told { to }, Access::CudaIpc(handle)),
@@ -128,8 +178,83 @@ impl Segments {
 
     /// The process has its descriptors: the ticket is used up. Returns the request that this ends.
     pub(super) fn acknowledged(&mut self, id: SegmentId) -> Option<RequestId> {
-        let offered = |segment: &Segment| matches!(segment.stage, Stage::Offered { .. });
-        self.known.get(&id).is_some_and(offered).then(|| self.leave_stage(id, Stage::Delivered))?
+        let next = match self.known.get(&id)?.stage {
+            Stage::Offered { .. } => Stage::Delivered,
+            Stage::Back { .. } => Stage::Returned,
+            Stage::Ordered
+            | Stage::Made(_)
+            | Stage::Told { .. }
+            | Stage::Delivered
+            | Stage::Reclaimed
+            | Stage::Away
+            | Stage::Returned => return None,
+        };
+        self.leave_stage(id, next)
+    }
+
+    /// It is free on the device, and its bytes are in its host copy.
+    pub(super) fn sent_away(&mut self, id: SegmentId) {
+        self.get_mut(id).stage = Stage::Away;
+    }
+
+    /// The device is to make it again.
+    pub(super) fn order_again(&mut self, id: SegmentId) {
+        let segment = self.get_mut(id);
+        assert!(matches!(segment.stage, Stage::Away), "segment {id} is restored while {:?}", segment.stage);
+        segment.stage = Stage::Ordered;
+    }
+
+    /// A ticket by which the process fetches a segment that was made again; `None` where it has it.
+    pub(super) fn hand_back(&mut self, id: SegmentId, process: ProcessId) -> Option<Ticket> {
+        let tickets = self.tickets.clone();
+        let segment = self.get_mut(id);
+        match std::mem::replace(&mut segment.stage, Stage::Reclaimed) {
+            Stage::Made(Handover::Descriptors(chunks)) => {
+                let ticket = tickets.issue(id, process, Parcel { chunks, host_copy: None });
+                segment.stage = Stage::Back { ticket };
+                Some(ticket)
+            }
+            // It was told already, and the word was lost.
+            Stage::Back { ticket } => {
+                segment.stage = Stage::Back { ticket };
+                Some(ticket)
+            }
+            stage => {
+                segment.stage = stage;
+                None
+            }
+        }
+    }
+
+    /// Its host copy is needed no more.
+    pub(super) fn drop_copy(&mut self, id: SegmentId) {
+        self.get_mut(id).host_copy = None;
+    }
+
+    /// The process has filled a segment that came back.
+    pub(super) fn restored(&mut self, id: SegmentId) {
+        if let Some(segment) = self.known.get_mut(&id)
+            && matches!(segment.stage, Stage::Returned)
+        {
+            segment.stage = Stage::Delivered;
+        }
+    }
+
+    /// The segments of a lease, each with whether its process has to do without it.
+    pub(super) fn of_lease(&self, lease: LeaseId) -> impl Iterator<Item = (SegmentId, Whereabouts)> {
+        let of_it = self.known.iter().filter(move |(_, segment)| segment.lease == lease);
+        of_it.map(|(id, segment)| {
+            let whereabouts = match segment.stage {
+                Stage::Offered { .. } | Stage::Told { .. } | Stage::Delivered => Whereabouts::Present,
+                Stage::Ordered
+                | Stage::Made(_)
+                | Stage::Reclaimed
+                | Stage::Away
+                | Stage::Back { .. }
+                | Stage::Returned => Whereabouts::Away,
+            };
+            (*id, whereabouts)
+        })
     }
 
     /// It is taken back: its ticket is void, its descriptors are closed. Returns the request that this ends.
@@ -150,7 +275,16 @@ impl Segments {
                 to.request
             }
             Stage::Told { to } => to.request,
-            Stage::Ordered | Stage::Made(_) | Stage::Delivered | Stage::Reclaimed => return None,
+            Stage::Back { ticket } => {
+                self.tickets.void(ticket);
+                return None;
+            }
+            Stage::Ordered
+            | Stage::Made(_)
+            | Stage::Delivered
+            | Stage::Reclaimed
+            | Stage::Away
+            | Stage::Returned => return None,
         };
         self.by_request.remove(&request);
         Some(request)
@@ -184,7 +318,7 @@ mod tests {
     fn made() -> (Segments, Arc<Tickets>) {
         let tickets = Arc::new(Tickets::default());
         let mut segments = Segments::new(tickets.clone());
-        segments.order(SEGMENT, LeaseId::new(1), DeviceId::new(0), mib(2));
+        segments.order(SEGMENT, (LeaseId::new(1), DeviceId::new(0), mib(2)), None);
         segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
         (segments, tickets)
     }
@@ -221,7 +355,7 @@ mod tests {
     fn descriptors_that_nobody_wants_any_more_are_closed() {
         let tickets = Arc::new(Tickets::default());
         let mut segments = Segments::new(tickets);
-        segments.order(SEGMENT, LeaseId::new(1), DeviceId::new(0), mib(2));
+        segments.order(SEGMENT, (LeaseId::new(1), DeviceId::new(0), mib(2)), None);
         segments.reclaim(SEGMENT);
         let (near, far) = std::os::unix::net::UnixStream::pair().expect("sockets");
         segments.made(SEGMENT, Handover::Descriptors(vec![(near.into(), mib(2))]));

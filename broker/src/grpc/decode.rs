@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use gpulease_arbiter::{Denial, DeviceWish, Guard, Patience, Pinning, SegmentKind, Terms};
+use gpulease_arbiter::{Denial, DeviceWish, Guard, Idleness, Patience, Pinning, SegmentKind, Terms};
 use gpulease_proto::v1;
 use gpulease_proto::v1::wait_policy::Policy;
-use gpulease_words::{Bytes, DeviceId, LeaseId, SessionId, Uid};
+use gpulease_words::{Bytes, DeviceId, LeaseId, SegmentId, SessionId, Uid};
 
-use crate::driver::{SegmentWish, Shown};
+use crate::driver::{News, SegmentWish, Shown};
 use crate::text;
 
 /// The most devices that a request may name; hosts have a dozen.
@@ -92,6 +92,22 @@ pub(super) fn segment_wish(request: &v1::AllocateRequest) -> Result<SegmentWish,
         guard: if request.inside_guard { Guard::Inside } else { Guard::Outside },
         ask_name: request.ask_name,
     })
+}
+
+/// What a member reports.
+pub(super) fn news(news: Option<v1::report_request::News>) -> Result<News, Denial> {
+    use v1::report_request::News as Wire;
+    match news {
+        Some(Wire::Drained(v1::Nothing {})) => Ok(News::Drained),
+        Some(Wire::SwappedOutSegmentId(segment)) => Ok(News::SwappedOut(SegmentId::new(segment))),
+        Some(Wire::SwapFailed(why)) => Ok(News::SwapFailed(text::sentence(&why))),
+        Some(Wire::RestoredSegmentId(segment)) => Ok(News::Restored(SegmentId::new(segment))),
+        Some(Wire::IdleForMs(_)) => Ok(News::Guards(Idleness::Idle)),
+        Some(Wire::Busy(v1::Nothing {})) => Ok(News::Guards(Idleness::Busy)),
+        None => Err(Denial::Malformed(
+            "the report says nothing that this broker knows; is it of an older version than the client?",
+        )),
+    }
 }
 
 #[cfg(test)]

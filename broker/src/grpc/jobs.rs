@@ -6,7 +6,7 @@ use gpulease_proto::v1::jobs_server::Jobs;
 use gpulease_words::{Bytes, LeaseId, Pid, SegmentId};
 use tonic::{Request, Response, Status};
 
-use super::decode::{rounded, segment_wish, session, terms};
+use super::decode::{news, rounded, segment_wish, session, terms};
 use super::encode::{denied, lease_info};
 use super::streams::{AskStream, SessionStream};
 use super::{Services, caller, status};
@@ -15,15 +15,13 @@ use crate::kernel::{self, command_name};
 use crate::liveness::{Caller, Unmet};
 use crate::text;
 
-const NOT_MOVABLE: Denial = Denial::NotAllowed("this broker suspends no leases; there is nothing to do");
-
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Jobs for Services {
     type OpenStream = SessionStream;
-    type AcquireStream = AskStream;
-    type ResumeStream = tokio_stream::Once<Result<v1::ResumeUpdate, Status>>;
+    type AcquireStream = AskStream<v1::AcquireUpdate>;
+    type ResumeStream = AskStream<v1::ResumeUpdate>;
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<SessionStream> {
         let caller = caller(&request)?;
@@ -47,7 +45,7 @@ impl Jobs for Services {
         Ok(Response::new(v1::CloseReply {}))
     }
 
-    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Answer<AskStream> {
+    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Answer<Self::AcquireStream> {
         let caller = caller(&request)?;
         let request = request.into_inner();
         Ok(Response::new(
@@ -117,22 +115,34 @@ impl Jobs for Services {
         Ok(Response::new(v1::FreeReply { denied: refusal.map(|refusal| denied(&refusal, &self.names)) }))
     }
 
-    async fn report(&self, _: Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
-        Ok(Response::new(v1::ReportReply { denied: Some(denied(&NOT_MOVABLE.into(), &self.names)) }))
+    async fn report(&self, request: Request<v1::ReportRequest>) -> Answer<v1::ReportReply> {
+        let caller = caller(&request)?;
+        let refusal = self.try_report(&caller, request.into_inner()).await.err();
+        Ok(Response::new(v1::ReportReply { denied: refusal.map(|refusal| denied(&refusal, &self.names)) }))
     }
 
-    async fn resume(&self, _: Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
-        let update = v1::resume_update::Update::Denied(denied(&NOT_MOVABLE.into(), &self.names));
-        Ok(Response::new(tokio_stream::once(Ok(v1::ResumeUpdate { update: Some(update) }))))
+    async fn resume(&self, request: Request<v1::ResumeRequest>) -> Answer<Self::ResumeStream> {
+        let caller = caller(&request)?;
+        Ok(Response::new(
+            self.try_resume(&caller, request.into_inner())
+                .await
+                .unwrap_or_else(|refusal| AskStream::refused(denied(&refusal, &self.names))),
+        ))
     }
 
-    async fn pin(&self, _: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
-        Ok(Response::new(v1::PinReply { denied: Some(denied(&NOT_MOVABLE.into(), &self.names)) }))
+    async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        let caller = caller(&request)?;
+        let refusal = self.try_pin(&caller, request.into_inner()).await.err();
+        Ok(Response::new(v1::PinReply { denied: refusal.map(|refusal| denied(&refusal, &self.names)) }))
     }
 }
 
 impl Services {
-    async fn try_acquire(&self, caller: &Caller, request: v1::AcquireRequest) -> Result<AskStream, Refusal> {
+    async fn try_acquire(
+        &self,
+        caller: &Caller,
+        request: v1::AcquireRequest,
+    ) -> Result<AskStream<v1::AcquireUpdate>, Refusal> {
         let shown = session(request.session.clone())?;
         let ask_name = request.ask_name;
         let program = if request.name.is_empty() { program_of(caller.process.pid()) } else { String::new() };
@@ -198,6 +208,25 @@ impl Services {
             .await
     }
 
+    async fn try_report(&self, caller: &Caller, request: v1::ReportRequest) -> Result<(), Refusal> {
+        let news = news(request.news)?;
+        self.desk.report(caller, session(request.session)?, LeaseId::new(request.lease_id), news).await
+    }
+
+    async fn try_resume(
+        &self,
+        caller: &Caller,
+        request: v1::ResumeRequest,
+    ) -> Result<AskStream<v1::ResumeUpdate>, Refusal> {
+        let shown = session(request.session)?;
+        let ask = self.desk.resume(caller, shown, LeaseId::new(request.lease_id)).await?;
+        Ok(AskStream::follow(ask, self).await)
+    }
+
+    async fn try_pin(&self, caller: &Caller, request: v1::PinRequest) -> Result<(), Refusal> {
+        self.desk.pin(caller, session(request.session)?, LeaseId::new(request.lease_id)).await
+    }
+
     fn refused(&self, refusal: Refusal) -> Status {
         match refusal {
             Refusal::Denied(denial) => status(&super::encode::with_names(&denial, &self.names).into()),
@@ -221,6 +250,6 @@ fn allocated(segment: &Segment) -> v1::Allocated {
         segment_id: segment.segment.get(),
         bytes: segment.bytes.get(),
         handle: Some(handle),
-        movable: false,
+        movable: segment.movable,
     }
 }

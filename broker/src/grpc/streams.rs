@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use gpulease_proto::refusal::refusal;
 use gpulease_proto::v1;
-use gpulease_proto::v1::acquire_update::Update;
 use gpulease_proto::v1::session_message::Message;
-use gpulease_words::{AskId, Reason};
+use gpulease_proto::v1::{acquire_update, resume_update};
+use gpulease_words::{AskId, Reason, SegmentId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tonic::{Code, Status};
@@ -17,7 +17,9 @@ use tonic::{Code, Status};
 use super::encode::{denied, indices, millis};
 use super::waiting::{self, Standing};
 use super::{About, Services};
-use crate::driver::{Ask, AskUpdate, Departure, Grant, Opened, Refusal, SessionNotice, StreamEnd, View};
+use crate::driver::{
+    Ask, AskUpdate, Departure, Grant, LeaseStanding, Opened, Refusal, SessionNotice, StreamEnd, View,
+};
 
 /// Between two updates of one ask.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
@@ -45,8 +47,8 @@ impl SessionStream {
             devices: about.devices.clone(),
             unattended_grace_ms: millis(about.unattended_grace),
             adrift_grace_ms: millis(about.adrift_grace),
-            idle_after_ms: 0,
-            standings: Vec::new(),
+            idle_after_ms: millis(about.idle_after),
+            standings: opened.standings.into_iter().map(standing).collect(),
         };
         Self {
             first: Some(first),
@@ -74,6 +76,14 @@ impl Stream for SessionStream {
         let why = std::task::ready!(Pin::new(end).poll(cx)).unwrap_or(StreamEnd::Stopping);
         self.end = None;
         Poll::Ready(last_word(why).map(Err))
+    }
+}
+
+fn standing(standing: LeaseStanding) -> v1::LeaseStanding {
+    v1::LeaseStanding {
+        lease_id: standing.lease.get(),
+        state: standing.state.word().to_owned(),
+        away_segment_ids: standing.away.into_iter().map(SegmentId::get).collect(),
     }
 }
 
@@ -107,20 +117,84 @@ fn notice_message(notice: SessionNotice) -> Message {
             reason: denial.reason().word().to_owned(),
             message: denial.to_string(),
         }),
+        SessionNotice::Suspend { lease, within } => {
+            Message::Suspend(v1::Suspend { lease_id: lease.get(), deadline_in_ms: millis(within) })
+        }
+        SessionNotice::SwapOut { lease } => Message::SwapOut(v1::SwapOut { lease_id: lease.get() }),
+        SessionNotice::SuspendCancelled { lease, why } => {
+            Message::SuspendCancelled(v1::SuspendCancelled { lease_id: lease.get(), message: why })
+        }
+        SessionNotice::SegmentBack { lease, segment, ticket } => Message::SegmentBack(v1::SegmentBack {
+            lease_id: lease.get(),
+            segment_id: segment.get(),
+            ticket: ticket.bytes().to_vec().into(),
+        }),
+        SessionNotice::Pinned { lease } => Message::Pinned(v1::Pinned { lease_id: lease.get() }),
+    }
+}
+
+/// What the stream of an ask carries: of one for a lease, or for the return of one.
+pub(crate) trait Word: Send + Unpin + 'static {
+    fn waiting(waiting: v1::Waiting) -> Self;
+    fn denied(denied: v1::Denied) -> Self;
+    /// What the ask came to; `None` where that is no answer to it.
+    fn outcome(update: AskUpdate, services: &Services) -> Option<Self>
+    where
+        Self: Sized;
+}
+
+impl Word for v1::AcquireUpdate {
+    fn waiting(waiting: v1::Waiting) -> Self {
+        Self { update: Some(acquire_update::Update::Waiting(waiting)) }
+    }
+
+    fn denied(denied: v1::Denied) -> Self {
+        Self { update: Some(acquire_update::Update::Denied(denied)) }
+    }
+
+    fn outcome(update: AskUpdate, services: &Services) -> Option<Self> {
+        match update {
+            AskUpdate::Granted(grant) => {
+                Some(Self { update: Some(acquire_update::Update::Granted(granted(grant))) })
+            }
+            AskUpdate::Refused(refusal) => Some(Self::denied(denied(&refusal, &services.names))),
+            AskUpdate::Resumed(_) | AskUpdate::Queued(_) => None,
+        }
+    }
+}
+
+impl Word for v1::ResumeUpdate {
+    fn waiting(waiting: v1::Waiting) -> Self {
+        Self { update: Some(resume_update::Update::Waiting(waiting)) }
+    }
+
+    fn denied(denied: v1::Denied) -> Self {
+        Self { update: Some(resume_update::Update::Denied(denied)) }
+    }
+
+    fn outcome(update: AskUpdate, services: &Services) -> Option<Self> {
+        match update {
+            AskUpdate::Resumed(lease) => {
+                let resumed = v1::Resumed { lease_id: lease.get() };
+                Some(Self { update: Some(resume_update::Update::Resumed(resumed)) })
+            }
+            AskUpdate::Refused(refusal) => Some(Self::denied(denied(&refusal, &services.names))),
+            AskUpdate::Granted(_) | AskUpdate::Queued(_) => None,
+        }
     }
 }
 
 /// An ask's stream. Dropping it before its end tells the driver that it broke.
 #[derive(Debug)]
-pub(crate) struct AskStream {
-    ready: Option<v1::AcquireUpdate>,
-    following: Option<mpsc::Receiver<Result<v1::AcquireUpdate, Status>>>,
+pub(crate) struct AskStream<T> {
+    ready: Option<T>,
+    following: Option<mpsc::Receiver<Result<T, Status>>>,
     departure: Option<Departure>,
 }
 
-impl AskStream {
+impl<T: Word> AskStream<T> {
     pub(super) fn refused(denied: v1::Denied) -> Self {
-        Self { ready: Some(update(Update::Denied(denied))), following: None, departure: None }
+        Self { ready: Some(T::denied(denied)), following: None, departure: None }
     }
 
     /// Waits for the first word on the ask, which comes at once, and follows it from there on.
@@ -136,17 +210,17 @@ impl AskStream {
                 );
                 Self { ready: None, following: Some(following), departure }
             }
-            Some(AskUpdate::Granted(grant)) => {
-                Self { ready: Some(update(Update::Granted(granted(grant)))), following: None, departure }
-            }
             Some(AskUpdate::Refused(refusal)) => Self::refused(denied(&refusal, &services.names)),
+            Some(outcome @ (AskUpdate::Granted(_) | AskUpdate::Resumed(_))) => {
+                Self { ready: T::outcome(outcome, services), following: None, departure }
+            }
             None => Self { ready: None, following: None, departure: None },
         }
     }
 }
 
-impl Stream for AskStream {
-    type Item = Result<v1::AcquireUpdate, Status>;
+impl<T: Word> Stream for AskStream<T> {
+    type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(ready) = self.ready.take() {
@@ -164,10 +238,6 @@ impl Stream for AskStream {
     }
 }
 
-fn update(update: Update) -> v1::AcquireUpdate {
-    v1::AcquireUpdate { update: Some(update) }
-}
-
 fn granted(grant: Grant) -> v1::Granted {
     v1::Granted {
         lease_id: grant.terms.lease.get(),
@@ -180,16 +250,16 @@ fn granted(grant: Grant) -> v1::Granted {
 }
 
 /// Tells a waiting asker how it stands, whenever that changes, until there is an outcome.
-struct Follower {
+struct Follower<T> {
     ask: AskId,
     services: Services,
     told: Option<Standing>,
-    out: mpsc::Sender<Result<v1::AcquireUpdate, Status>>,
+    out: mpsc::Sender<Result<T, Status>>,
 }
 
 type Updates = mpsc::UnboundedReceiver<AskUpdate>;
 
-impl Follower {
+impl<T: Word> Follower<T> {
     async fn run(mut self, mut updates: Updates) {
         let mut views = self.services.desk.views();
         views.mark_unchanged();
@@ -206,16 +276,9 @@ impl Follower {
                 self.keep_showing(&mut views).await;
             } => return,
         };
-        let last = match outcome {
-            Some(AskUpdate::Granted(grant)) => Ok(update(Update::Granted(granted(grant)))),
-            Some(AskUpdate::Refused(refusal)) => {
-                Ok(update(Update::Denied(denied(&refusal, &self.services.names))))
-            }
-            Some(AskUpdate::Queued(_)) | None => {
-                Err(Status::aborted("a newer call of the same name follows this ask"))
-            }
-        };
-        drop(self.out.send(last).await);
+        let last = outcome.and_then(|outcome| T::outcome(outcome, &self.services));
+        let replaced = || Status::aborted("a newer call of the same name follows this ask");
+        drop(self.out.send(last.ok_or_else(replaced)).await);
     }
 
     async fn keep_showing(&mut self, views: &mut watch::Receiver<Arc<View>>) {
@@ -237,7 +300,7 @@ impl Follower {
         if self.told.as_ref() != Some(&standing) {
             let message = standing.message(view);
             self.told = Some(standing);
-            drop(self.out.send(Ok(update(Update::Waiting(message)))).await);
+            drop(self.out.send(Ok(T::waiting(message))).await);
         }
     }
 }

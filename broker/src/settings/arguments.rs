@@ -22,6 +22,9 @@ pub(crate) struct Arguments {
     /// How much of each device is leased: an amount like 60GiB, or a share like 90%
     #[arg(long, value_name = "SIZE|PERCENT", env = "GPULEASED_CAPACITY")]
     pub(crate) capacity: Option<Size>,
+    /// Host memory for the contents of leases that are suspended while others use their devices: 64GiB, or 50% of the host's; else none, and nothing is suspended
+    #[arg(long, value_name = "SIZE|PERCENT", env = "GPULEASED_ARENA")]
+    pub(crate) arena: Option<Size>,
     /// The job socket; the others are made beside it
     #[arg(long, value_name = "PATH", env = "GPULEASE_SOCKET")]
     pub(crate) socket: Option<PathBuf>,

@@ -26,6 +26,10 @@ pub(super) struct File {
     pub(super) devices: Vec<DeviceChoice>,
     #[serde(deserialize_with = "text")]
     pub(super) capacity: Option<Size>,
+    #[serde(deserialize_with = "text")]
+    pub(super) arena: Option<Size>,
+    #[serde(deserialize_with = "text")]
+    pub(super) pinned_max: Option<Size>,
     pub(super) log: LogTable,
     bounds: BoundsTable,
     graces: GracesTable,
@@ -64,6 +68,14 @@ struct GracesTable {
     adrift: Option<Duration>,
     #[serde(deserialize_with = "duration")]
     unattended: Option<Duration>,
+    #[serde(deserialize_with = "duration")]
+    min_residency: Option<Duration>,
+    #[serde(deserialize_with = "duration")]
+    idle_after: Option<Duration>,
+    #[serde(deserialize_with = "duration")]
+    recall: Option<Duration>,
+    #[serde(deserialize_with = "duration")]
+    drain: Option<Duration>,
 }
 
 /// Reads a file.
@@ -100,6 +112,10 @@ impl File {
             sessions_max: bound("sessions", bounds.sessions, usual.sessions_max)?,
             asks_max: bound("asks", bounds.asks, usual.asks_max)?,
             leases_max: bound("leases", bounds.leases, usual.leases_max)?,
+            min_residency: graces.min_residency.unwrap_or(usual.min_residency),
+            idle_after: graces.idle_after.unwrap_or(usual.idle_after),
+            recall_deadline: graces.recall.unwrap_or(usual.recall_deadline),
+            drain_deadline: graces.drain.unwrap_or(usual.drain_deadline),
             ..usual
         })
     }
@@ -183,6 +199,8 @@ mod tests {
         socket = "/run/lab/gpulease.sock"
         devices = ["cuda:0", "host:64MiB"]
         capacity = "90%"
+        arena = "25%"
+        pinned_max = "8GiB"
         [log]
         level = "debug"
         format = "json"
@@ -190,6 +208,7 @@ mod tests {
         asks_per_user = 8
         [graces]
         max_wait = "2m"
+        drain = "3s"
         [host]
         leases_max = 100
         [group.zebras]
@@ -215,6 +234,7 @@ mod tests {
         assert_eq!(file.capacity, Some(Size::Share(9_000)));
         let policy = file.policy().expect("it makes sense");
         assert_eq!((policy.asks_per_uid, policy.max_wait), (8, Duration::from_secs(120)));
+        assert_eq!(policy.drain_deadline, Duration::from_secs(3));
         assert_eq!(policy.adrift_grace, Policy::default().adrift_grace);
         assert!(
             file.group.0.iter().map(|(name, _)| name.as_str()).eq(["zebras", "ants"]),
