@@ -95,7 +95,8 @@ impl Driver {
                 drop(reply.send(self.report(session, lease, news)));
             }
             Act::Resume { lease, updates } => {
-                self.requests.insert(request, Pending::Resume { session, lease, updates });
+                self.requests
+                    .insert(request, Pending::Resume { session, lease, since: self.clock.now(), updates });
                 self.step(Event::Resume { request, session, lease });
             }
             Act::Pin { lease, reply } => {

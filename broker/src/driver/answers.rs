@@ -64,7 +64,9 @@ impl Driver {
             }
             Effect::Forget { segment } => self.forget(segment),
             Effect::Resumed { request, lease } => self.answer(request, |pending| match pending {
-                Pending::Resume { updates, .. } => drop(updates.send(AskUpdate::Resumed(lease))),
+                Pending::Resume { updates, since, .. } => {
+                    drop(updates.send(AskUpdate::Resumed(lease, now.since(since))));
+                }
                 other => mismatch(&other, "a lease that is back"),
             }),
             Effect::Signal { process, signal } => self.signal(process, signal),

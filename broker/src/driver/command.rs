@@ -251,8 +251,8 @@ pub(crate) enum AskUpdate {
     /// It waits; how it stands is in the views.
     Queued(AskId),
     Granted(Grant),
-    /// A lease's memory is back.
-    Resumed(LeaseId),
+    /// A lease's memory is back, after so long.
+    Resumed(LeaseId, Duration),
     Refused(Refusal),
 }
 

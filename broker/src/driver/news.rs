@@ -102,7 +102,7 @@ impl Driver {
     /// A caller went away, perhaps after his answer was on its way.
     fn leave(&mut self, request: RequestId) {
         match self.requests.find(request) {
-            Some(Pending::Segment { .. } | Pending::Resume { .. }) => self.abandon(request),
+            Some(Pending::Segment { .. }) => self.abandon(request),
             Some(Pending::Ask { .. }) => {
                 drop(self.requests.take(request));
                 self.leave_unattended(request);
@@ -114,6 +114,8 @@ impl Driver {
             Some(
                 Pending::Open { .. }
                 | Pending::Plain(_)
+                // The wish for a lease's memory outlives the stream on which it was put.
+                | Pending::Resume { .. }
                 | Pending::Admit { .. }
                 | Pending::Budgets { .. }
                 | Pending::Lease(_)

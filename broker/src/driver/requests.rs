@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpulease_arbiter::{Denial, RequestId};
+use gpulease_arbiter::{Denial, RequestId, Time};
 use gpulease_words::{Bytes, LeaseId, SessionId, Uid};
 use tokio::sync::mpsc;
 
@@ -44,6 +44,7 @@ pub(super) enum Pending {
     Resume {
         session: SessionId,
         lease: LeaseId,
+        since: Time,
         updates: mpsc::UnboundedSender<AskUpdate>,
     },
     /// The driver itself asked.

@@ -158,7 +158,7 @@ impl Word for v1::AcquireUpdate {
                 Some(Self { update: Some(acquire_update::Update::Granted(granted(grant))) })
             }
             AskUpdate::Refused(refusal) => Some(Self::denied(denied(&refusal, &services.names))),
-            AskUpdate::Resumed(_) | AskUpdate::Queued(_) => None,
+            AskUpdate::Resumed(..) | AskUpdate::Queued(_) => None,
         }
     }
 }
@@ -174,8 +174,8 @@ impl Word for v1::ResumeUpdate {
 
     fn outcome(update: AskUpdate, services: &Services) -> Option<Self> {
         match update {
-            AskUpdate::Resumed(lease) => {
-                let resumed = v1::Resumed { lease_id: lease.get() };
+            AskUpdate::Resumed(lease, waited) => {
+                let resumed = v1::Resumed { lease_id: lease.get(), waited_ms: millis(waited) };
                 Some(Self { update: Some(resume_update::Update::Resumed(resumed)) })
             }
             AskUpdate::Refused(refusal) => Some(Self::denied(denied(&refusal, &services.names))),
@@ -211,7 +211,7 @@ impl<T: Word> AskStream<T> {
                 Self { ready: None, following: Some(following), departure }
             }
             Some(AskUpdate::Refused(refusal)) => Self::refused(denied(&refusal, &services.names)),
-            Some(outcome @ (AskUpdate::Granted(_) | AskUpdate::Resumed(_))) => {
+            Some(outcome @ (AskUpdate::Granted(_) | AskUpdate::Resumed(..))) => {
                 Self { ready: T::outcome(outcome, services), following: None, departure }
             }
             None => Self { ready: None, following: None, departure: None },
