@@ -4,36 +4,34 @@ mod devices;
 mod lifecycle;
 mod log;
 mod report;
+mod rules;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_arbiter::Policy;
-use gpulease_words::{Bytes, DeviceId};
+use gpulease_words::DeviceId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 pub(crate) use lifecycle::main;
 
 use crate::arena::Arena;
-use crate::arena::room::Room;
-use crate::budgets::kept::Kept;
-use crate::budgets::{Budgets, InForce};
-use crate::device::Kind;
+use crate::budgets::Budgets;
 use crate::driver::{Desk, Driver, Parts, World};
 use crate::entrance::{Bounds, Guests, Listener};
 use crate::event_log::EventLog;
 use crate::grpc::{About, Services, Socket};
 use crate::handoff::Handoff;
 use crate::liveness::Liveness;
-use crate::settings::{BadSetting, Measure, Settings};
+use crate::settings::{BadSetting, Settings};
 use crate::sockets::{Paths, Place, Rank, Unplaced};
 use crate::tickets::Tickets;
 use crate::users::Names;
 use crate::witness::{Cards, Roster, Witness};
 use devices::Opened;
+use rules::Rules;
 
 /// Hand-over connections: each lives for one claim.
 const HANDOVERS: Bounds = Bounds { connections: 4_096, per_uid: 1_024 };
@@ -157,13 +155,14 @@ pub(crate) async fn serve(
     // A start that fails leaves nothing behind, and one beside a running broker fails before it troubles a card.
     Place::check(&paths)?;
     let mut opened = devices::open(&settings, open_files)?;
+    let rules = Rules::settle(&settings, &opened)?;
     // Held until the end.
     let _claims: Vec<_> = opened.iter_mut().filter_map(devices::Opened::take_claim).collect();
     let mut place = Place::take(paths, rank)?;
     let devices = opened.iter().map(|opened| report::device(&opened.facts)).collect();
     let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
     let (farewell, leaving) = watch::channel(());
-    let House { driver, services, handoff, mut looked } = House::furnish(settings, opened, &place, leaving)?;
+    let House { driver, services, handoff, mut looked } = House::furnish(rules, opened, &place, leaving)?;
     let (desk, budgets) = (services.desk.clone(), services.budgets.clone());
     let driver = tokio::spawn(driver.run());
     looked.wait().await;
@@ -220,7 +219,7 @@ struct House {
 
 impl House {
     fn furnish(
-        settings: Settings,
+        rules: Rules,
         opened: Vec<Opened>,
         place: &Place,
         leaving: watch::Receiver<()>,
@@ -230,28 +229,21 @@ impl House {
         let liveness = Arc::new(Liveness::new(move |process| drop(deaths.send(World::Died(process)))));
         let (tickets, names, events) =
             (Arc::new(Tickets::default()), Arc::new(Names::new()), EventLog::new());
-        let measure = Measure::of(opened.iter().map(|opened| opened.facts.capacity));
+        let Rules { policy, measure, kept, in_force, accounts } = rules;
+        let arena = if policy.arena.is_zero() { None } else { Some(Arena::start(policy.arena)?) };
         let about = Arc::new(About {
             socket: place.paths().jobs.clone(),
             handoff: place.paths().handoff.clone(),
-            unattended_grace: settings.policy.unattended_grace,
-            adrift_grace: settings.policy.adrift_grace,
-            idle_after: settings.policy.idle_after,
+            unattended_grace: policy.unattended_grace,
+            adrift_grace: policy.adrift_grace,
+            idle_after: policy.idle_after,
             devices: opened.iter().map(|opened| opened.info()).collect(),
+            arena: arena.as_ref().map(Arena::gauge),
         });
         let members = Roster::default();
         let (witness, looked) = watch_cards(&opened, &members, &world)?;
-        let host_devices = opened.iter().map(|opened| &opened.facts);
-        let host_devices = host_devices.filter(|facts| facts.description.kind == Kind::Host);
-        let beside = host_devices.map(|facts| facts.capacity).sum();
-        let arena = settings.arena.map(|size| Room::look().arena(size, beside)).transpose();
-        let arena = arena.map_err(BadSetting)?.unwrap_or(Bytes::ZERO);
-        let pinned_max = settings.pinned_max.map(|size| size.of(measure.each).round_down());
-        let kept = settings.state.as_deref().map(Kept::within).transpose()?;
-        let in_force = InForce::at_start(settings.accounts, kept.as_ref())?;
-        let accounts = in_force.accounts()?;
         let parts = Parts {
-            policy: Policy { arena, pinned_max, ..settings.policy },
+            policy,
             budgets: accounts.budgets(measure),
             groups: accounts.memberships().clone(),
             devices: devices::give_to_threads(opened, &world)?,
@@ -261,7 +253,7 @@ impl House {
             events: events.clone(),
             members,
             witness,
-            arena: if arena.is_zero() { None } else { Some(Arena::start(arena)?) },
+            arena,
         };
         let (driver, desk) = Driver::new(parts, (world, news));
         let budgets = Budgets::new(desk.clone(), events.clone(), measure, kept, in_force);

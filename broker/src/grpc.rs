@@ -29,6 +29,7 @@ use tonic::{Code, Request, Status};
 
 pub(crate) use encode::device_info;
 
+use crate::arena::Gauge;
 use crate::budgets::Budgets;
 use crate::driver::{Desk, Refusal};
 use crate::entrance::{Guests, Listener};
@@ -78,6 +79,8 @@ pub(crate) struct About {
     pub(crate) adrift_grace: Duration,
     pub(crate) idle_after: Duration,
     pub(crate) devices: Vec<v1::DeviceInfo>,
+    /// Where there is host memory for suspended leases.
+    pub(crate) arena: Option<Gauge>,
 }
 
 /// Which socket is served.

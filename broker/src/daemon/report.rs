@@ -1,8 +1,9 @@
 //! What a daemon says of itself to the one who started it.
 
+use super::rules::Rules;
 use super::{StartError, devices, paths, raise_open_files};
 use crate::driver::DeviceFacts;
-use crate::settings::{Measure, Settings};
+use crate::settings::Settings;
 use crate::sockets::{Place, Rank};
 
 /// A device in one line.
@@ -26,8 +27,11 @@ pub(super) fn check(settings: &Settings) -> Result<(), StartError> {
         println!("{}", device(&opened.facts));
         opened.remarks.iter().for_each(|remark| println!("  {remark}"));
     }
-    let measure = Measure::of(opened.iter().map(|opened| opened.facts.capacity));
-    settings.accounts.lines(measure).iter().for_each(|line| println!("{line}"));
+    let rules = Rules::settle(settings, &opened)?;
+    rules.accounts.lines(rules.measure).iter().for_each(|line| println!("{line}"));
+    if !rules.policy.arena.is_zero() {
+        println!("arena: {} of host memory for suspended leases", rules.policy.arena);
+    }
     println!("sockets: {}, {} and {}", paths.jobs.display(), paths.handoff.display(), paths.admin.display());
     println!("hold: none; against processes without a lease the broker is advisory");
     Ok(())

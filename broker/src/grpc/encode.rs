@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use gpulease_arbiter::{AccountView, AskView, Denial, DeviceView, LeaseState, LeaseView, MemberView, Time};
+use gpulease_arbiter::{
+    AccountView, ArenaView, AskView, Denial, DeviceView, LeaseView, MemberView, Purpose, Time,
+};
 use gpulease_proto::v1;
 use gpulease_words::{Bytes, DeviceId, Uid};
 
 use super::About;
+use crate::arena::Level;
 use crate::device::{Description, Kind};
 use crate::driver::{DeviceFacts, LeaseTerms, Refusal, View};
 use crate::event_log::Entry;
@@ -68,7 +71,19 @@ fn broker(view: &View, now: Time, about: &About) -> v1::BrokerStatus {
         socket: about.socket.display().to_string(),
         hold: "none".to_owned(),
         helpers: helpers.collect(),
-        arena: None,
+        arena: about.arena.as_ref().map(|gauge| arena(&view.snapshot.arena, &gauge.read())),
+    }
+}
+
+fn arena(book: &ArenaView, level: &Level) -> v1::ArenaStatus {
+    v1::ArenaStatus {
+        capacity_bytes: book.capacity.get(),
+        free_bytes: book.free.get(),
+        set_aside_bytes: book.set_aside.get(),
+        filled_bytes: book.filled.get(),
+        draining_bytes: level.draining.get(),
+        touched_bytes: level.touched.get(),
+        trouble: level.lacking.values().next().cloned().unwrap_or_default(),
     }
 }
 
@@ -124,8 +139,8 @@ fn lease(view: &LeaseView, now: Time, names: &Names) -> v1::LeaseStatus {
         draining_bytes: view.draining.get(),
         quarantined_bytes: view.quarantined.get(),
         held_peak_bytes: view.held_peak.get(),
-        guaranteed: false,
-        suspendable: !view.pinned && view.state == LeaseState::Active,
+        guaranteed: view.guaranteed,
+        suspendable: view.movable,
         overdue: view.overdue,
         adrift: view.adrift,
         age_ms: millis(now.since(view.granted_at)),
@@ -133,9 +148,9 @@ fn lease(view: &LeaseView, now: Time, names: &Names) -> v1::LeaseStatus {
         segments: view.segments,
         used: view.used,
         program: view.program.clone(),
-        away_bytes: 0,
-        idle: false,
-        suspensions: 0,
+        away_bytes: view.swapped.get(),
+        idle: view.idle,
+        suspensions: view.suspensions,
     }
 }
 
@@ -161,12 +176,18 @@ fn waiting_status(position: u32, ask: &AskView, now: Time, names: &Names) -> v1:
         short_by_bytes: ask.short_by.get(),
         reason: ask.reason.word().to_owned(),
         waited_ms: millis(now.since(ask.since)),
-        at_latest_ms: ask.deadline.map(|deadline| millis(deadline.since(now))),
+        at_latest_ms: at_latest(ask, now),
         barrier: ask.barrier,
         lease_id: ask.lease.map(gpulease_words::LeaseId::get),
         devices_wanted: ask.devices_wanted,
-        resume: false,
+        resume: ask.purpose == Purpose::Resume,
     }
+}
+
+/// When it is granted or refused at the latest, where that is known.
+pub(super) fn at_latest(ask: &AskView, now: Time) -> Option<u64> {
+    let earliest = ask.deadline.into_iter().chain(ask.at_latest).min();
+    earliest.map(|time| millis(time.since(now)))
 }
 
 fn account(view: &AccountView, names: &Names) -> v1::AccountStatus {
@@ -177,7 +198,7 @@ fn account(view: &AccountView, names: &Names) -> v1::AccountStatus {
         weight: view.weight,
         leases: view.leases,
         leases_max: view.leases_max,
-        guarantee_bytes: None,
+        guarantee_bytes: Some(view.guarantee).filter(|guarantee| !guarantee.is_zero()).map(Bytes::get),
     }
 }
 

@@ -1,10 +1,10 @@
 //! How an ask stands in the line: numbers, who holds what it lacks, and a sentence.
 
-use gpulease_arbiter::{AskView, LeaseView, Time};
+use gpulease_arbiter::{AskView, LeaseState, LeaseView};
 use gpulease_proto::v1;
 use gpulease_words::{AskId, Bytes, Reason, Uid};
 
-use super::encode::{account_path, millis};
+use super::encode::{account_path, at_latest, millis};
 use crate::driver::View;
 use crate::users::Names;
 
@@ -32,7 +32,7 @@ impl Standing {
         let (position, asked) = view.ask(ask)?;
         let holders: Vec<_> =
             view.holders(asked.device).map(|(lease, bytes)| holder(lease, bytes, names)).collect();
-        let sentence = sentence(position, asked, &holders, names);
+        let sentence = sentence(view, position, asked, &holders, names);
         Some(Self { ask, position, short_by: asked.short_by, reason: asked.reason, sentence, holders })
     }
 
@@ -53,10 +53,6 @@ impl Standing {
     }
 }
 
-fn at_latest(asked: &AskView, now: Time) -> Option<u64> {
-    asked.deadline.map(|deadline| millis(deadline.since(now)))
-}
-
 fn holder(lease: &LeaseView, bytes: Bytes, names: &Names) -> v1::Holder {
     v1::Holder {
         lease_id: lease.id.get(),
@@ -69,7 +65,13 @@ fn holder(lease: &LeaseView, bytes: Bytes, names: &Names) -> v1::Holder {
 }
 
 /// Why it waits, in numbers.
-pub(super) fn sentence(position: u32, asked: &AskView, holders: &[v1::Holder], names: &Names) -> String {
+pub(super) fn sentence(
+    view: &View,
+    position: u32,
+    asked: &AskView,
+    holders: &[v1::Holder],
+    names: &Names,
+) -> String {
     let place = match asked.device {
         Some(device) => format!("on device {device}"),
         None => "here".to_owned(),
@@ -97,8 +99,41 @@ pub(super) fn sentence(position: u32, asked: &AskView, holders: &[v1::Holder], n
                 "{short_by} are missing {place} that were given back and are on their way through the driver"
             )
         }
+        Reason::Recalled => {
+            let asked_of: Vec<_> = recalled(view, asked, names).take(3).collect();
+            let from = if asked_of.is_empty() { String::new() } else { format!("; {}", asked_of.join(", ")) };
+            format!("{short_by} are missing {place} and on their way{from}")
+        }
+        Reason::ArenaFull => {
+            let arena = &view.snapshot.arena;
+            format!(
+                "no host memory is left in which its contents could wait if others were due: {} of {} are free",
+                arena.free, arena.capacity
+            )
+        }
+        Reason::PinnedFull => {
+            format!("what stays where it is has reached its bound {place}, {short_by} over with this")
+        }
+        Reason::Suspended => "its lease is not on its devices, and comes back first".to_owned(),
         other => format!("it waits: {other}"),
     }
+}
+
+/// The leases that are asked for bytes that it waits for, each with what they are doing.
+pub(super) fn recalled(view: &View, asked: &AskView, names: &Names) -> impl Iterator<Item = String> {
+    let leases = asked.recalled.iter().filter_map(|lease| view.lease(*lease));
+    leases.map(|lease| {
+        let doing = match lease.state {
+            LeaseState::Suspending => "is leaving its devices",
+            LeaseState::Suspended => "is in host memory",
+            LeaseState::Resuming => "comes back",
+            LeaseState::Draining => "is given back",
+            LeaseState::Active if lease.overdue => "was asked for bytes and is overdue",
+            LeaseState::Active => "was asked for bytes",
+        };
+        let user = names.known_or_number(lease.uid);
+        format!("{} ({}, {user}, process {}) {doing}", lease.id, lease.name, lease.pid)
+    })
 }
 
 fn asks(count: u32) -> String {

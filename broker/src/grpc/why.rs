@@ -1,10 +1,10 @@
 //! Why one ask waits or one lease is as it is.
 
-use gpulease_arbiter::{AskView, LeaseState, LeaseView, Time};
+use gpulease_arbiter::{AskView, LeaseState, LeaseView, Purpose, Time};
 use gpulease_proto::v1;
 use gpulease_words::{AskId, Bytes, DurationText, LeaseId, Pid, Reason};
 
-use super::waiting::{Standing, sentence};
+use super::waiting::{Standing, recalled, sentence};
 use crate::driver::View;
 use crate::users::Names;
 
@@ -14,16 +14,22 @@ pub(super) fn ask(view: &View, now: Time, id: AskId, names: &Names) -> Option<v1
     let waiting = Standing::of(view, id, names)?.message(view);
     let user = names.known_or_number(asked.uid);
     let waited = DurationText(now.since(asked.since));
-    let what = match asked.lease {
-        Some(lease) => format!("{} more for lease {lease}", asked.reserve),
-        None => format!("{} on {}", asked.reserve, devices(asked.devices_wanted)),
+    let what = match (asked.purpose, asked.lease) {
+        (Purpose::Resume, Some(lease)) => format!("the {} of lease {lease} to come back", asked.reserve),
+        (Purpose::Growth | Purpose::Lease, Some(lease)) => {
+            format!("{} more for lease {lease}", asked.reserve)
+        }
+        (Purpose::Resume | Purpose::Growth | Purpose::Lease, None) => {
+            format!("{} on {}", asked.reserve, devices(asked.devices_wanted))
+        }
     };
     let summary = format!(
         "{id} ({}, {user}) waits for {what}, {waited} so far; it is number {position} in the line",
         asked.name
     );
-    let mut details = vec![sentence(position, asked, &waiting.holders, names)];
+    let mut details = vec![sentence(view, position, asked, &waiting.holders, names)];
     details.extend(waiting.holders.iter().map(held));
+    details.extend(recalled(view, asked, names));
     details.extend(next_step(asked, now));
     details.push(help(asked));
     Some(v1::Why { summary, details, waiting: Some(waiting) })
@@ -47,7 +53,13 @@ fn next_step(asked: &AskView, now: Time) -> Vec<String> {
     let deadline = asked
         .deadline
         .map(|deadline| format!("in {} it gives up, as it was asked to", DurationText(deadline.since(now))));
-    std::iter::once(barrier).chain(deadline).collect()
+    let guaranteed =
+        asked.guaranteed.then(|| "its account's guarantee covers it, so that it goes first".to_owned());
+    let latest = asked.at_latest.map(|latest| {
+        let span = DurationText(latest.since(now));
+        format!("in {span} it is granted at the latest, provided that each holder answers by its deadline")
+    });
+    std::iter::once(barrier).chain(guaranteed).chain(latest).chain(deadline).collect()
 }
 
 fn help(asked: &AskView) -> String {
@@ -55,6 +67,10 @@ fn help(asked: &AskView) -> String {
         Reason::AccountLimit => {
             "it would help to release another lease of that account, or to ask the operator for a larger limit".to_owned()
         }
+        Reason::PinnedFull => {
+            "it would help to ask for a lease that may be suspended, or to ask the operator for a larger pinned_max".to_owned()
+        }
+        Reason::ArenaFull => "it would help to ask the operator for a larger arena, or for a pinned lease".to_owned(),
         Reason::NoRoom | Reason::Barrier => {
             format!("it would help to ask for {} less, or to ask a holder to release", asked.short_by)
         }
@@ -69,7 +85,51 @@ pub(super) fn lease(view: &View, now: Time, id: LeaseId, names: &Names) -> Optio
     let age = DurationText(now.since(lease.granted_at));
     let summary =
         format!("{id} ({}, {user}) is {} and was granted {age} ago", lease.name, lease.state.word());
-    Some(v1::Why { summary, details: lease_details(lease), waiting: None })
+    let details = lease_details(lease).into_iter().chain(movements(view, lease, now)).collect();
+    Some(v1::Why { summary, details, waiting: None })
+}
+
+/// By what right it has its memory, and where that is.
+fn movements(view: &View, lease: &LeaseView, now: Time) -> Vec<String> {
+    let mut details = Vec::new();
+    let swapped = lease.swapped;
+    match lease.state {
+        LeaseState::Suspending => details.push(format!(
+            "others are due: it is asked to leave its devices; {swapped} of it are in host memory so far"
+        )),
+        LeaseState::Suspended => {
+            let back = view
+                .snapshot
+                .waiting
+                .iter()
+                .find(|ask| ask.purpose == Purpose::Resume && ask.lease == Some(lease.id));
+            let next = match back {
+                Some(ask) => format!("it waits in the line as {} to come back", ask.id),
+                None => "it comes into the line when its process next wants it".to_owned(),
+            };
+            details.push(format!("its {swapped} are in host memory; {next}"));
+        }
+        LeaseState::Resuming => {
+            details.push(format!("it comes back to its devices; {swapped} of it are still in host memory"));
+        }
+        LeaseState::Active | LeaseState::Draining => {}
+    }
+    if view.snapshot.arena.capacity.is_zero() || lease.state == LeaseState::Draining {
+        return details;
+    }
+    details.push(match (lease.guaranteed, lease.movable) {
+        (true, _) => "its account's guarantee covers it: it is not suspended for others".to_owned(),
+        (false, true) => "it is lent: it may be suspended when others are due".to_owned(),
+        (false, false) => "it stays where it is: it cannot be suspended".to_owned(),
+    });
+    details.extend(lease.resident_since.map(|since| {
+        let idle = if lease.idle { ", and nobody has used it for a while" } else { "" };
+        format!("it has had its memory for {}{idle}", DurationText(now.since(since)))
+    }));
+    if lease.suspensions > 0 {
+        details.push(format!("it was suspended {} times", lease.suspensions));
+    }
+    details
 }
 
 fn lease_details(lease: &LeaseView) -> Vec<String> {

@@ -44,9 +44,12 @@ fn line(event: &v1::EventMessage, time: LocalTime, look: Look) -> String {
 
 fn tone(kind: &str) -> Tone {
     match kind {
-        "granted" | "rejoined" => Tone::Good,
-        "waiting" | "recalled" | "adrift" | "off_book" => Tone::Warning,
-        "denied" | "refused" | "died" | "quarantined" | "overdue" | "device_trouble" | "dropped" => Tone::Bad,
+        "granted" | "rejoined" | "resumed" => Tone::Good,
+        "waiting" | "recalled" | "adrift" | "off_book" | "suspending" | "suspended" | "suspend_cancelled" => {
+            Tone::Warning
+        }
+        "denied" | "refused" | "died" | "quarantined" | "overdue" | "device_trouble" | "dropped"
+        | "swap_failed" | "terminated" => Tone::Bad,
         _ => Tone::Dim,
     }
 }

@@ -183,6 +183,10 @@ mod tests {
                     | Reason::BehindOthers
                     | Reason::Barrier
                     | Reason::Draining
+                    | Reason::Recalled
+                    | Reason::ArenaFull
+                    | Reason::PinnedFull
+                    | Reason::Suspended
             );
             assert_eq!(Exit::from(*reason) == Exit::NoRoom, heals, "{reason}");
         }

@@ -16,6 +16,7 @@ pub(super) fn findings(state: &v1::StatusReply, socket: &Path) -> Vec<Finding> {
         findings.push(version(broker));
         findings.push(visible(broker));
         findings.push(hold(broker));
+        findings.extend(broker.arena.as_ref().map(arena));
     }
     for device in &state.devices {
         findings.extend(device_findings(device));
@@ -71,6 +72,19 @@ fn hold(broker: &v1::BrokerStatus) -> Finding {
             "update the command line",
         ),
     }
+}
+
+/// Host memory for suspended leases.
+fn arena(arena: &v1::ArenaStatus) -> Finding {
+    let (capacity, free) = (Bytes::new(arena.capacity_bytes), Bytes::new(arena.free_bytes));
+    if !arena.trouble.is_empty() {
+        return Finding::warn(
+            "arena",
+            arena.trouble.clone(),
+            "free memory of the host, or give the broker a smaller arena; until then those leases stay on their devices",
+        );
+    }
+    Finding::ok("arena", format!("{free} of {capacity} of host memory are free for suspended leases"))
 }
 
 fn device_findings(device: &v1::DeviceStatus) -> Vec<Finding> {

@@ -26,6 +26,17 @@ struct Broker<'a> {
     socket: &'a str,
     hold: &'a str,
     helpers: Vec<Helper<'a>>,
+    arena: Option<Arena>,
+}
+
+#[derive(Debug, Serialize)]
+struct Arena {
+    capacity_bytes: u64,
+    free_bytes: u64,
+    set_aside_bytes: u64,
+    filled_bytes: u64,
+    draining_bytes: u64,
+    touched_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -96,6 +107,9 @@ struct Lease<'a> {
     adrift: bool,
     used: bool,
     segments: u32,
+    away_bytes: u64,
+    idle: bool,
+    suspensions: u32,
     age_seconds: f64,
     waited_seconds: f64,
 }
@@ -120,6 +134,7 @@ pub(crate) struct Waiting<'a> {
     limit_bytes: u64,
     devices_wanted: u32,
     growth_of: Option<String>,
+    return_of: Option<String>,
     short_by_bytes: u64,
     reason: &'a str,
     barrier: bool,
@@ -135,6 +150,7 @@ pub(crate) struct Account<'a> {
     weight: u32,
     leases: u32,
     leases_max: Option<u32>,
+    guarantee_bytes: Option<u64>,
 }
 
 /// Milliseconds as seconds.
@@ -166,6 +182,20 @@ impl<'a> From<&'a v1::BrokerStatus> for Broker<'a> {
             socket: &broker.socket,
             hold: &broker.hold,
             helpers: broker.helpers.iter().map(Helper::from).collect(),
+            arena: broker.arena.as_ref().map(Arena::from),
+        }
+    }
+}
+
+impl From<&v1::ArenaStatus> for Arena {
+    fn from(arena: &v1::ArenaStatus) -> Self {
+        Self {
+            capacity_bytes: arena.capacity_bytes,
+            free_bytes: arena.free_bytes,
+            set_aside_bytes: arena.set_aside_bytes,
+            filled_bytes: arena.filled_bytes,
+            draining_bytes: arena.draining_bytes,
+            touched_bytes: arena.touched_bytes,
         }
     }
 }
@@ -262,6 +292,9 @@ impl<'a> From<&'a v1::LeaseStatus> for Lease<'a> {
             adrift: lease.adrift,
             used: lease.used,
             segments: lease.segments,
+            away_bytes: lease.away_bytes,
+            idle: lease.idle,
+            suspensions: lease.suspensions,
             age_seconds: seconds(lease.age_ms),
             waited_seconds: seconds(lease.waited_ms),
         }
@@ -291,7 +324,8 @@ impl<'a> From<&'a v1::WaitingStatus> for Waiting<'a> {
             reserve_bytes: ask.reserve_bytes,
             limit_bytes: ask.limit_bytes,
             devices_wanted: ask.devices_wanted,
-            growth_of: ask.lease_id.map(|id| LeaseId::new(id).to_string()),
+            growth_of: ask.lease_id.filter(|_| !ask.resume).map(|id| LeaseId::new(id).to_string()),
+            return_of: ask.lease_id.filter(|_| ask.resume).map(|id| LeaseId::new(id).to_string()),
             short_by_bytes: ask.short_by_bytes,
             reason: &ask.reason,
             barrier: ask.barrier,
@@ -310,6 +344,7 @@ impl<'a> From<&'a v1::AccountStatus> for Account<'a> {
             weight: account.weight,
             leases: account.leases,
             leases_max: account.leases_max,
+            guarantee_bytes: account.guarantee_bytes,
         }
     }
 }

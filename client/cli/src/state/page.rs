@@ -49,6 +49,26 @@ fn broker_lines(broker: &v1::BrokerStatus) -> String {
         let (role, pid, device) = (printable(&helper.role), helper.pid, helper.device_index);
         text.push_str(&format!("its {role}, pid {pid}, uses {cost} of device {device}\n"));
     }
+    text.extend(broker.arena.as_ref().map(arena_lines));
+    text
+}
+
+/// Host memory for suspended leases.
+fn arena_lines(arena: &v1::ArenaStatus) -> String {
+    let amount = |bytes| Bytes::new(bytes).to_string();
+    let mut parts = vec![
+        format!("{} free", amount(arena.free_bytes)),
+        format!("{} set aside", amount(arena.set_aside_bytes)),
+        format!("{} filled", amount(arena.filled_bytes)),
+    ];
+    if arena.draining_bytes > 0 {
+        parts.push(format!("{} draining", amount(arena.draining_bytes)));
+    }
+    let mut text =
+        format!("arena of {} in host memory: {}\n", amount(arena.capacity_bytes), parts.join(", "));
+    if !arena.trouble.is_empty() {
+        text.push_str(&format!("   {}\n", printable(&arena.trouble)));
+    }
     text
 }
 
@@ -169,10 +189,16 @@ fn lease_row(lease: &v1::LeaseStatus) -> Vec<String> {
 }
 
 fn lease_state(lease: &v1::LeaseStatus) -> String {
-    let marks =
-        [(lease.overdue, "overdue"), (lease.adrift, "adrift"), (lease.quarantined_bytes > 0, "quarantine")];
+    let marks = [
+        (lease.overdue, "overdue"),
+        (lease.adrift, "adrift"),
+        (lease.quarantined_bytes > 0, "quarantine"),
+        (lease.idle, "idle"),
+    ];
+    let away = Some(lease.away_bytes).filter(|bytes| *bytes > 0).map(Bytes::new);
+    let away = away.map_or_else(String::new, |bytes| format!(", {bytes} away"));
     let marks = marks.into_iter().filter(|(set, _)| *set).map(|(_, word)| format!(", {word}"));
-    printable(&lease.state).into_owned() + &marks.collect::<String>()
+    printable(&lease.state).into_owned() + &away + &marks.collect::<String>()
 }
 
 /// Overhead that nobody has measured is an estimate, and is shown as one.
@@ -220,6 +246,9 @@ fn waiting_row(ask: &v1::WaitingStatus) -> Vec<String> {
 fn wants(ask: &v1::WaitingStatus) -> String {
     let amount = amounts(ask.reserve_bytes, ask.limit_bytes);
     match (ask.lease_id, ask.devices_wanted) {
+        (Some(lease), _) if ask.resume => {
+            format!("{} back for {}", Bytes::new(ask.reserve_bytes), LeaseId::new(lease))
+        }
         (Some(lease), _) => format!("{} more for {}", Bytes::new(ask.reserve_bytes), LeaseId::new(lease)),
         (None, 0 | 1) => amount,
         (None, devices) => format!("{amount} x {devices}"),
@@ -230,6 +259,7 @@ const ACCOUNT_COLUMNS: &[Column] = &[
     Column::left("ACCOUNT", Narrow::Cut),
     Column::right("CHARGED", Narrow::Keep),
     Column::right("LIMIT", Narrow::Keep),
+    Column::right("GUARANTEE", Narrow::LeaveOut(4)),
     Column::right("LEASES", Narrow::LeaveOut(1)),
     Column::right("MOST", Narrow::LeaveOut(2)),
     Column::right("WEIGHT", Narrow::LeaveOut(3)),
@@ -247,6 +277,7 @@ fn account_row(account: &v1::AccountStatus) -> Vec<String> {
         printable(&account.path).into_owned(),
         Bytes::new(account.charged_bytes).to_string(),
         account.limit_bytes.map_or_else(none, |bytes| Bytes::new(bytes).to_string()),
+        account.guarantee_bytes.map_or_else(none, |bytes| Bytes::new(bytes).to_string()),
         account.leases.to_string(),
         account.leases_max.map_or_else(none, |max| max.to_string()),
         account.weight.to_string(),

@@ -186,9 +186,9 @@ fn accounts_have_their_limits_or_none() {
     assert_eq!(
         accounts(&all, Look::PLAIN),
         "\
-ACCOUNT     CHARGED   LIMIT  LEASES  MOST  WEIGHT
-host          9 GiB    none       2  none       1
-user.alice    9 GiB  20 GiB       2     4       1
+ACCOUNT     CHARGED   LIMIT  GUARANTEE  LEASES  MOST  WEIGHT
+host          9 GiB    none       none       2  none       1
+user.alice    9 GiB  20 GiB       none       2     4       1
 "
     );
 }
