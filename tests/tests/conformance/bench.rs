@@ -1,6 +1,6 @@
 //! What the suite works with: devices to open, and other processes that hold what they made.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -226,6 +226,28 @@ impl Process {
         }
     }
 
+    /// Maps a segment that can be swapped out into this host copy; says its address.
+    pub(crate) fn map_movable(&self, handover: &Handover, copy: &OwnedFd) -> String {
+        self.keep(handover);
+        self.puppet.give("keep", copy.as_fd()).expect("it takes a descriptor");
+        let device = match self.kind {
+            Kind::Host => "host",
+            Kind::Cuda => "0",
+        };
+        self.puppet.must(&format!("swap-map {device} {}", sizes(handover)))
+    }
+
+    /// Maps what was swapped out into another segment's memory and copies it back; says its address.
+    pub(crate) fn swap_back(&self, handover: &Handover) -> Result<String, String> {
+        self.keep(handover);
+        self.puppet.ask(&format!("swap-back {}", sizes(handover)))
+    }
+
+    /// A command of `swap-...` that takes no descriptors.
+    pub(crate) fn swap(&self, command: &str) {
+        self.puppet.must(&format!("swap-{command}"));
+    }
+
     /// Keeps the descriptors and does nothing with them.
     pub(crate) fn keep(&self, handover: &Handover) {
         for (fd, _) in chunks(handover) {
@@ -249,6 +271,12 @@ pub(crate) fn chunks(handover: &Handover) -> &[(std::os::fd::OwnedFd, Bytes)] {
         Handover::Descriptors(chunks) => chunks,
         Handover::CudaIpc(_) => panic!("descriptors were asked for"),
     }
+}
+
+/// The sizes of its chunks, as a puppet takes them.
+fn sizes(handover: &Handover) -> String {
+    let sizes: Vec<String> = chunks(handover).iter().map(|(_, bytes)| format!("{}B", bytes.get())).collect();
+    sizes.join(" ")
 }
 
 pub(crate) fn sum(parts: &[Bytes]) -> Bytes {

@@ -9,7 +9,8 @@ use gpulease_proto::handover::MAX_CHUNKS;
 use gpulease_tests::apart;
 use gpulease_tests::puppet::send;
 use gpulease_words::{Bytes, GRANULARITY, mib};
-use rustix::io::{FdFlags, fcntl_getfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{FdFlags, fcntl_getfd, pread, pwrite};
 
 use super::bench::{Bench, chunks, pause, sum};
 
@@ -39,6 +40,7 @@ const OBLIGATIONS: &[(&str, Obligation)] = &[
     ("the last of two holders counts", the_last_of_two),
     ("one that stays keeps no other from coming back", others_come_back),
     ("a descriptor under way counts", a_descriptor_under_way),
+    ("what is swapped out is free, and comes back where it was", swapped_out_and_back),
     ("nothing is left of a dropped device", nothing_is_left),
 ];
 
@@ -216,6 +218,43 @@ fn a_descriptor_under_way(bench: &Bench) {
     subject.take_back(segment, handover);
     subject.is_held(segment);
     drop((here, there));
+    subject.until_freed(segment);
+}
+
+fn swapped_out_and_back(bench: &Bench) {
+    // More than one piece of the engine, and a rest.
+    let bytes = mib(38);
+    let (mut subject, tenant) = (bench.open(), bench.process());
+    let arena = memfd_create("arena", MemfdFlags::CLOEXEC).expect("a memory file can be made");
+    ftruncate(&arena, bytes.get()).expect("it takes a size");
+    let (mut segment, mut handover) = subject.make(bytes);
+    let address = tenant.map_movable(&handover, &arena);
+    tenant.swap("fill 7");
+    let most = Bytes::new(subject.device.description().total.get() / 4 * 3).round_down();
+    for _ in 0..3 {
+        tenant.swap("out");
+        subject.take_back(segment, handover);
+        subject.until_freed(segment);
+        assert_eq!(subject.made(), Bytes::ZERO);
+        let (meanwhile, whole) = subject.make(most);
+        subject.take_back(meanwhile, whole);
+        subject.until_freed(meanwhile);
+        (segment, handover) = subject.make(bytes);
+        assert_eq!(tenant.swap_back(&handover), Ok(address.clone()));
+        tenant.swap("check 7");
+    }
+    tenant.swap("out");
+    let mut byte = [0];
+    let place = 17 << 20;
+    pread(&arena, &mut byte, place).expect("it is open");
+    pwrite(&arena, &[!byte[0]], place).expect("it is open");
+    subject.take_back(segment, handover);
+    subject.until_freed(segment);
+    (segment, handover) = subject.make(bytes);
+    let why = tenant.swap_back(&handover).expect_err("a changed byte is found");
+    assert!(why.contains("was changed at 16 MiB of 38 MiB"), "{why}");
+    tenant.kill();
+    subject.take_back(segment, handover);
     subject.until_freed(segment);
 }
 

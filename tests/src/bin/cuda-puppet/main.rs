@@ -2,6 +2,7 @@
 //! standard input. See `gpulease_tests::puppet`.
 
 mod file_mapping;
+mod swapper;
 mod tenant;
 mod trials;
 
@@ -19,6 +20,7 @@ use gpulease_tests::puppet::{receive, send};
 use gpulease_words::{Bytes, Size};
 use rustix::io::{FdFlags, fcntl_getfd};
 
+use crate::swapper::Swapper;
 use crate::tenant::Tenant;
 
 use file_mapping::FileMapping;
@@ -34,6 +36,7 @@ struct Puppet {
     descriptors: Vec<OwnedFd>,
     files: Vec<FileMapping>,
     tenant: Option<Tenant>,
+    swapper: Option<Swapper>,
 }
 
 /// What goes back: words, and a descriptor or none.
@@ -99,6 +102,9 @@ impl Puppet {
                     | "register" => self.context(verb, rest),
                     "lease" | "allocate" | "touch" | "free-all" | "release-lease" => {
                         self.as_tenant(verb, rest)
+                    }
+                    "swap-map" | "swap-fill" | "swap-check" | "swap-out" | "swap-back" => {
+                        self.as_swapper(verb, rest)
                     }
                     "alloc" | "free" | "ipc" | "open" | "close" => self.legacy(verb, rest),
                     _ => self.vmm(verb, rest),
@@ -266,6 +272,32 @@ impl Puppet {
             ("touch", []) => tenant.touch(),
             ("free-all", []) => tenant.free(),
             ("release-lease", []) => Ok(self.tenant.take().map(|_| String::new()).unwrap_or_default()),
+            _ => Err(format!("{verb} {words:?} is no command").into()),
+        }
+    }
+
+    /// `swap-map DEVICE|host SIZE..`: maps the descriptors that it keeps as one segment, the last of them is the host copy;
+    /// `swap-fill SEED`, `swap-check SEED`, `swap-out`, and `swap-back SIZE..` into the chunks that it keeps.
+    fn as_swapper(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
+        let kept = std::mem::take(&mut self.descriptors);
+        let chunks = |sizes: &[&str]| {
+            let pairs = kept.iter().zip(sizes);
+            pairs
+                .map(|(chunk, size)| Ok((chunk.as_fd(), bytes(size)?)))
+                .collect::<Result<Vec<_>, Box<dyn Error>>>()
+        };
+        if let ("swap-map", [device, sizes @ ..]) = (verb, words) {
+            let context = if *device == "host" { None } else { Some(self.in_context(device.parse()?)?) };
+            let copy = kept.last().ok_or("there came no host copy")?;
+            let swapper = Swapper::map(context, &chunks(sizes)?, copy)?;
+            return Ok(self.swapper.insert(swapper).address());
+        }
+        let swapper = self.swapper.as_mut().ok_or("it has nothing to swap")?;
+        match (verb, words) {
+            ("swap-fill", [seed]) => swapper.fill(seed.parse()?),
+            ("swap-check", [seed]) => swapper.check(seed.parse()?),
+            ("swap-out", []) => swapper.out(),
+            ("swap-back", sizes) => swapper.back(&chunks(sizes)?),
             _ => Err(format!("{verb} {words:?} is no command").into()),
         }
     }
