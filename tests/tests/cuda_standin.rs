@@ -1,9 +1,11 @@
 //! What only the stand-in can show: old drivers, broken drivers, drivers that fail when told.
 
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use gpulease_tests::puppet::{Gpu, Puppet, Turn};
 use gpulease_tests::standin::Standin;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 const MIB: u64 = 1 << 20;
 
@@ -191,4 +193,57 @@ fn the_cards_books_can_be_read_by_the_test() {
     assert!(card.survey().unwrap().residents(0).is_empty());
     puppet.must("context 0");
     assert_eq!(card.survey().unwrap().residents(0)[0].pid, puppet.pid());
+}
+
+/// Exports memory of the card and has it mapped as a segment that can be swapped out; its pattern is 7.
+fn movable(puppet: &Puppet) {
+    puppet.must("context 0");
+    puppet.must("create a 0 34MiB");
+    let chunk = puppet.take("export a").expect("it is exported");
+    puppet.give("keep", chunk.as_fd()).expect("it takes a descriptor");
+    let arena = memfd_create("arena", MemfdFlags::CLOEXEC).expect("a memory file can be made");
+    ftruncate(&arena, 34 * MIB).expect("it takes a size");
+    puppet.give("keep", arena.as_fd()).expect("it takes a descriptor");
+    puppet.must("swap-map 0 34MiB");
+    puppet.must("swap-fill 7");
+    // For the way back.
+    puppet.give("keep", chunk.as_fd()).expect("it takes a descriptor");
+}
+
+#[test]
+fn a_copy_that_fails_on_the_way_out_leaves_everything_where_it_is() {
+    let (gpu, puppet) = on(Standin::new());
+    movable(&puppet);
+    faults(&gpu, "cuMemcpyDtoHAsync_v2 2 error 700");
+    let why = puppet.ask("swap-out").unwrap_err();
+    assert!(why.contains("cuMemcpyDtoHAsync_v2 failed: CUDA_ERROR_ILLEGAL_ADDRESS"), "{why}");
+    faults(&gpu, "");
+    puppet.must("swap-check 7");
+    assert_eq!(puppet.must("swap-out"), "pinned");
+    assert!(puppet.ask("swap-check 7").is_err(), "it is unmapped");
+}
+
+#[test]
+fn a_copy_that_fails_on_the_way_back_can_be_made_again() {
+    let (gpu, puppet) = on(Standin::new());
+    movable(&puppet);
+    puppet.must("swap-out");
+    faults(&gpu, "cuMemSetAccess 1 error 999");
+    let why = puppet.ask("swap-back 34MiB").unwrap_err();
+    assert!(why.contains("cuMemSetAccess failed"), "{why}");
+    faults(&gpu, "");
+    let chunk = puppet.take("export a").expect("it is exported");
+    puppet.give("keep", chunk.as_fd()).expect("it takes a descriptor");
+    puppet.must("swap-back 34MiB");
+    puppet.must("swap-check 7");
+}
+
+#[test]
+fn a_host_copy_that_cannot_be_page_locked_works_all_the_same() {
+    let (gpu, puppet) = on(Standin::new());
+    faults(&gpu, "cuMemHostRegister_v2 * error 2");
+    movable(&puppet);
+    assert_eq!(puppet.must("swap-out"), "pageable");
+    puppet.must("swap-back 34MiB");
+    puppet.must("swap-check 7");
 }

@@ -108,11 +108,12 @@ impl Body {
             tracing::warn!(%error, "gpulease: a host copy could not be page-locked");
         }
         let pair = lanes.of(gpus, &self.device).map_err(|error| self.map(error))?;
-        let lane = pair.out();
         // SAFETY: the caller's promise; the host copy is this body's own.
-        let out = unsafe { lane.out(&self.site, copy, || self.site.vacate()) };
-        let (sums, vacated) = out.map_err(|error| self.swap(error))?;
-        vacated.map_err(|error| self.map(error))?;
+        let out = unsafe { pair.out().out(&self.site, copy, || ()) };
+        let (sums, ()) = out.map_err(|error| self.swap(error))?;
+        // With the lane free again, so that the next segment's bytes go out meanwhile.
+        // SAFETY: the caller's promise.
+        unsafe { self.site.vacate() }.map_err(|error| self.map(error))?;
         *place = match std::mem::replace(&mut *place, Place::Closed) {
             Place::Here(Some(copy)) => Place::Away(copy, sums),
             other @ (Place::Here(None) | Place::Away(..) | Place::Closed) => other,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpulease_proto::handover::Ticket;
 use gpulease_words::{DurationText, SegmentId};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::error::Error;
@@ -28,8 +28,9 @@ const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
 /// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
 const PREPARE_AFTER: Duration = Duration::from_secs(1);
 
-/// While one segment's bytes come in, the next is mapped.
-const COMING_BACK: usize = 2;
+/// So many segments move at a time: while one's bytes cross, another is mapped or unmapped, and each device has a link
+/// of its own.
+const MOVING: usize = 4;
 
 /// What a notice, or this process, asks for.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ impl Orders {
             course: Course::Here,
             coming: JoinSet::new(),
             again: BTreeMap::new(),
-            one_by_one: Arc::new(Semaphore::new(COMING_BACK)),
+            one_by_one: Arc::new(Semaphore::new(MOVING)),
             idleness: Idleness::Unknown,
         };
         lease.session().engine.handle().spawn(mover.work());
@@ -187,18 +188,22 @@ impl Mover {
             return lease.session().report_surely(lease.key(), &News::SwapFailed(why)).await;
         };
         self.course = Course::Out(absence);
-        let mut told = JoinSet::new();
+        let (mut leaving, mut failed) = (JoinSet::new(), None);
         for body in lease.bodies() {
-            match out(lease, &body).await {
-                Ok(Moved::There) => tell(&mut told, lease, News::SwappedOut(body.id())),
-                Ok(Moved::Closed) => {}
-                Err(why) => {
-                    tell(&mut told, lease, News::SwapFailed(why));
-                    break;
-                }
+            if leaving.len() == MOVING {
+                failed = failed.or(left(leaving.join_next().await));
             }
+            if failed.is_some() {
+                break;
+            }
+            leaving.spawn(leave(Arc::clone(lease), body));
         }
-        told.join_all().await;
+        while let Some(gone) = leaving.join_next().await {
+            failed = failed.or(left(Some(gone)));
+        }
+        if let Some(why) = failed {
+            lease.session().report_surely(lease.key(), &News::SwapFailed(why)).await;
+        }
     }
 
     /// The suspension is off. What is out comes back by itself, and then the gate opens.
@@ -269,12 +274,10 @@ impl Mover {
             && absence == now
         {
             // It was on its way here when the others left.
-            let news = match out(lease, &landed).await {
-                Ok(Moved::There) => News::SwappedOut(landed.id()),
-                Ok(Moved::Closed) => return,
-                Err(why) => News::SwapFailed(why),
-            };
-            return lease.session().report_surely(lease.key(), &news).await;
+            if let Err(why) = leave(Arc::clone(lease), landed).await {
+                lease.session().report_surely(lease.key(), &News::SwapFailed(why)).await;
+            }
+            return;
         }
         lease.session().engine.handle().spawn(prepare(self.lease.clone(), body));
     }
@@ -359,24 +362,31 @@ async fn finish_work(lease: &Arc<LeaseState>) -> Result<(), String> {
     }
 }
 
-/// Takes one segment out; off the library's thread.
-async fn out(lease: &Arc<LeaseState>, body: &Arc<Body>) -> Result<Moved, String> {
-    let (lease, body) = (Arc::clone(lease), Arc::clone(body));
+/// Takes one segment out, off the library's thread, and says so; or why it could not.
+async fn leave(lease: Arc<LeaseState>, body: Arc<Body>) -> Result<(), String> {
+    let (at_work, segment) = (Arc::clone(&lease), body.id());
     let moved = spawn_blocking(move || {
-        let session = lease.session();
+        let session = at_work.session();
         // SAFETY: the gate is away, so that no guard lives or comes, and safe code reaches the memory only under one;
         // the devices were waited for after the last guard.
         unsafe { body.leave(&session.gpus, &session.lanes) }
     });
-    match moved.await {
-        Ok(moved) => moved.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
+    let moved = moved.await.map_err(|error| error.to_string())?;
+    match moved.map_err(|error| error.to_string())? {
+        Moved::There => lease.session().report_surely(lease.key(), &News::SwappedOut(segment)).await,
+        // The segment was dropped, of which the broker is told by itself.
+        Moved::Closed => {}
     }
+    Ok(())
 }
 
-fn tell(told: &mut JoinSet<()>, lease: &Arc<LeaseState>, news: News) {
-    let lease = Arc::clone(lease);
-    told.spawn(async move { lease.session().report_surely(lease.key(), &news).await });
+/// Why a segment did not leave.
+fn left(gone: Option<Result<Result<(), String>, JoinError>>) -> Option<String> {
+    match gone {
+        Some(Ok(left)) => left.err(),
+        Some(Err(error)) => Some(error.to_string()),
+        None => None,
+    }
 }
 
 /// Claims, maps and fills one segment, and says so.

@@ -19,7 +19,7 @@ pub(crate) struct Swapper {
 }
 
 impl Swapper {
-    /// Maps the chunks, in this context or as host memory, and page-locks the host copy where there is a GPU.
+    /// Maps the chunks, in this context or as host memory, and page-locks the host copy where a GPU lets it.
     pub(crate) fn map(
         context: Option<&Context>,
         chunks: &[(BorrowedFd<'_>, Bytes)],
@@ -30,7 +30,8 @@ impl Swapper {
         let Some(context) = context else {
             return Ok(Self { site: Site::host(chunks)?, copy, lane: Lane::Host, sums: None, mapped: None });
         };
-        copy.register(context)?;
+        // It works without, as in the library.
+        let _ = copy.register(context);
         let mapping = Mapping::of_descriptors(context, chunks)?;
         let (site, lane) = (Site::of(&mapping), Lane::cuda(context)?);
         Ok(Self { site, copy, lane, sums: None, mapped: Some((context.clone(), mapping)) })
@@ -42,7 +43,7 @@ impl Swapper {
         let (sums, vacated) = unsafe { self.lane.out(&self.site, &self.copy, || self.site.vacate()) }?;
         vacated?;
         self.sums = Some(sums);
-        Ok(String::new())
+        Ok(if self.copy.is_registered() { "pinned" } else { "pageable" }.to_owned())
     }
 
     /// Maps these chunks where it was and copies it back in.
