@@ -94,11 +94,7 @@ impl Driver {
             Act::Report { lease, news, reply } => {
                 drop(reply.send(self.report(session, lease, news)));
             }
-            Act::Resume { lease, updates } => {
-                self.requests
-                    .insert(request, Pending::Resume { session, lease, since: self.clock.now(), updates });
-                self.step(Event::Resume { request, session, lease });
-            }
+            Act::Resume { lease, updates } => self.resume(request, session, lease, updates),
             Act::Pin { lease, reply } => {
                 self.requests.insert(request, Pending::Plain(reply));
                 self.step(Event::Pin { request, session, lease });

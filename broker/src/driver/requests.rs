@@ -97,6 +97,8 @@ pub(super) struct Requests {
     /// The last request of each named ask, answered or not, and the other way round.
     latest: BTreeMap<AskKey, RequestId>,
     keys: BTreeMap<RequestId, AskKey>,
+    /// The last request of a session for a suspended lease, while it waits.
+    resumes: BTreeMap<(SessionId, LeaseId), RequestId>,
 }
 
 impl Requests {
@@ -115,9 +117,20 @@ impl Requests {
         self.keys.insert(request, key);
     }
 
+    /// Notes that this request is the session's for a suspended lease; the earlier one that it takes the place of.
+    pub(super) fn resume(&mut self, request: RequestId, key: (SessionId, LeaseId)) -> Option<RequestId> {
+        self.resumes.insert(key, request)
+    }
+
     /// The one who waits, who is then answered.
     pub(super) fn take(&mut self, request: RequestId) -> Option<Pending> {
-        self.pending.remove(&request)
+        let pending = self.pending.remove(&request)?;
+        if let Pending::Resume { session, lease, .. } = &pending
+            && self.resumes.get(&(*session, *lease)) == Some(&request)
+        {
+            self.resumes.remove(&(*session, *lease));
+        }
+        Some(pending)
     }
 
     /// The one who waits, if he still does.
@@ -178,6 +191,7 @@ impl Requests {
 
     /// Everyone who waits, and leaves the table empty.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Pending> + use<> {
+        self.resumes.clear();
         std::mem::take(&mut self.pending).into_values()
     }
 }

@@ -2,11 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use gpulease_arbiter::{Denial, Event, LeaseState, LeaseView, Notice, Pinning, Signal, Time};
+use gpulease_arbiter::{Denial, Event, LeaseState, LeaseView, Notice, Pinning, RequestId, Signal, Time};
 use gpulease_words::{Bytes, LeaseId, ProcessId, SegmentId, SessionId};
+use tokio::sync::mpsc;
 
 use super::Driver;
-use super::command::{LeaseStanding, News, Refusal, SessionNotice};
+use super::command::{AskUpdate, LeaseStanding, News, Refusal, SessionNotice};
+use super::requests::Pending;
 use super::segments::Whereabouts;
 use crate::device::Order;
 
@@ -57,6 +59,25 @@ impl Driver {
         };
         self.step(event);
         Ok(())
+    }
+
+    /// A member wants its lease's memory. The wish of a stream that broke goes over to the next one.
+    pub(super) fn resume(
+        &mut self,
+        request: RequestId,
+        session: SessionId,
+        lease: LeaseId,
+        updates: mpsc::UnboundedSender<AskUpdate>,
+    ) {
+        let earlier = self.requests.resume(request, (session, lease));
+        let since = self.clock.now();
+        self.requests.insert(request, Pending::Resume { session, lease, since, updates });
+        self.step(Event::Resume { request, session, lease });
+        if let Some(request) = earlier
+            && self.requests.take(request).is_some()
+        {
+            self.step(Event::Abandoned { request });
+        }
     }
 
     fn is_member(&self, session: SessionId, lease: &LeaseView) -> bool {
