@@ -90,6 +90,9 @@ impl<'l> Allocation<'l> {
     /// broker, and where the broker went away or does not answer.
     pub async fn allocate(self) -> Result<Segment, AskError> {
         let device = self.device()?;
+        if let Some(spare) = self.spare(device.id) {
+            return Ok(spare);
+        }
         let allocated = self.put_when_here(device.id).await?;
         let charge = Charge::new(self.lease, SegmentId::new(allocated.segment_id));
         let mapping = self.lease.session().engine.handle().spawn_blocking(move || {
@@ -112,6 +115,12 @@ impl<'l> Allocation<'l> {
                 Err(error.into())
             }
         }
+    }
+
+    /// A segment of this size that the program had no need of before.
+    fn spare(&self, device: DeviceId) -> Option<Segment> {
+        let wanted = self.bytes.round_up().filter(|_| self.kind == v1::SegmentKind::Unspecified)?;
+        self.lease.spares().take(device, wanted)
     }
 
     fn device(&self) -> Result<Device, AskError> {

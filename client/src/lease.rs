@@ -17,7 +17,7 @@ use crate::gate::Presence;
 use crate::lease_state::{LeaseState, Terms};
 use crate::leases::Epoch;
 use crate::place::SOCKET_VARIABLE;
-use crate::pressure::Pressure;
+use crate::pressure::{Pressure, PressureListener, Recall};
 use crate::resident::Resident;
 use crate::segment::Segment;
 use crate::session::{Jobs, Session};
@@ -246,18 +246,38 @@ impl Lease {
         Ok(draining)
     }
 
-    /// The broker's wishes for bytes of this lease, from now on.
+    /// The broker's wishes for bytes of this lease, from now on. What the library knows to be free
+    /// ([`Segment::spare`]) it has given back by itself by then.
     #[must_use]
     pub fn pressure(&self) -> Pressure {
         Pressure::new(self.state.notices())
     }
 
+    /// Calls this at each such wish, on a thread of the library's, until the listener is dropped. It may free segments.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub fn on_pressure(
+        &self,
+        call: impl Fn(Recall) + Send + Sync + 'static,
+    ) -> Result<PressureListener, Error> {
+        let engine = &self.state.session().engine;
+        engine.check()?;
+        let _context = engine.handle().enter();
+        Ok(PressureListener::start(self.pressure(), call))
+    }
+
     pub(crate) fn granted(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
-        Self { state: LeaseState::admit(session, epoch, terms), end: End::GiveBack }
+        Self::of(LeaseState::admit(session, epoch, terms), End::GiveBack)
     }
 
     pub(crate) fn joined(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
-        Self { state: LeaseState::admit(session, epoch, terms), end: End::Nothing }
+        Self::of(LeaseState::admit(session, epoch, terms), End::Nothing)
+    }
+
+    fn of(state: Share<LeaseState>, end: End) -> Self {
+        state.spares().handle_made();
+        Self { state, end }
     }
 
     pub(crate) fn state(&self) -> &Share<LeaseState> {
@@ -267,7 +287,11 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.end == End::GiveBack && !self.state.is_forked() {
+        if self.state.is_forked() {
+            return;
+        }
+        self.state.spares().handle_gone();
+        if self.end == End::GiveBack {
             Duty::Release(self.state.key()).discharge(self.state.session());
         }
     }

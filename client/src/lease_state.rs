@@ -14,7 +14,9 @@ use crate::gate::{Absence, Gate};
 use crate::lease::Standing;
 use crate::leases::{Epoch, LeaseKey};
 use crate::pressure::{NOTICES_KEPT, Recall};
+use crate::segment::Segment;
 use crate::session::Session;
+use crate::spares::Spares;
 use crate::suspension::{Body, Homecoming, Order, Orders};
 use crate::token::Token;
 
@@ -46,6 +48,7 @@ pub(crate) struct LeaseState {
     bodies: Mutex<BTreeMap<SegmentId, Weak<Body>>>,
     orders: OnceLock<Orders>,
     homecoming: Homecoming,
+    spares: Spares,
     /// Why its memory could not be brought back.
     broken: Mutex<Option<String>>,
     standing: Mutex<Standing>,
@@ -65,6 +68,7 @@ impl LeaseState {
             bodies: Mutex::default(),
             orders: OnceLock::new(),
             homecoming: Homecoming::default(),
+            spares: Spares::default(),
             broken: Mutex::default(),
             standing: Mutex::new(Standing::Active),
             notices: Mutex::new(Some(Sender::new(NOTICES_KEPT))),
@@ -94,6 +98,10 @@ impl LeaseState {
 
     pub(crate) fn homecoming(&self) -> &Homecoming {
         &self.homecoming
+    }
+
+    pub(crate) fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     /// What the lease has mapped here.
@@ -172,13 +180,19 @@ impl LeaseState {
         lock(&self.notices).as_ref().map_or_else(|| broadcast::channel(1).1, Sender::subscribe)
     }
 
+    /// Gives back what is spare, and tells the program of the rest.
     pub(crate) fn recalled(&self, notice: &v1::RecallNotice) {
-        let now = Instant::now();
-        let recall = Recall {
-            device: DeviceId::new(notice.device_index),
-            bytes: Bytes::new(notice.bytes),
-            deadline: now.checked_add(Duration::from_millis(notice.deadline_in_ms)).unwrap_or(now + LONG),
-        };
+        let (now, device) = (Instant::now(), DeviceId::new(notice.device_index));
+        let asked = Bytes::new(notice.bytes);
+        let spare = self.spares.give_up(device, asked);
+        let bytes = asked.saturating_sub(spare.iter().map(Segment::bytes).sum());
+        // Off the library's thread: unmapping waits for the device.
+        self.session.engine.handle().spawn_blocking(move || drop(spare));
+        if bytes.is_zero() {
+            return;
+        }
+        let deadline = now.checked_add(Duration::from_millis(notice.deadline_in_ms)).unwrap_or(now + LONG);
+        let recall = Recall { device, bytes, deadline };
         if let Some(notices) = &*lock(&self.notices) {
             // An error means that nobody listens, which is the program's choice.
             let _ = notices.send(recall);

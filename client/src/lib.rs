@@ -55,14 +55,31 @@
 //! Every future may be dropped at any point. A dropped ask is withdrawn; if the grant crosses the
 //! withdrawal, it is given back.
 //!
+//! # Suspension
+//!
+//! Where the broker has host memory set apart for it, a lease above its account's guarantee may be suspended while others
+//! need the room: the library waits for the guards and for the device, copies every segment out, unmaps it, and keeps
+//! its addresses. The next [`Lease::enter`] asks for the memory, waits in line, and finds every byte where it was:
+//! pointers, views and captured graphs stay good. What that asks of a program:
+//!
+//! * It uses the memory under a guard, one for each step. While a guard lives, nothing leaves; a program that never
+//!   lets go is never suspended, and is told so by `gpulease why`.
+//! * It keeps no guard over a wait for something else, such as the `enter` of another lease.
+//! * It does not queue work for the device after its guard is gone.
+//! * Pinned leases ([`LeaseBuilder::pinned`], [`Lease::pin`]) never leave.
+//!
+//! [`Lease::entry`] enters with a deadline and hears why it waits; [`Lease::presence`] says where the memory is. Each
+//! piece of what was swapped out is compared with its check sum when it comes back; where one differs, this lease's
+//! [`Error::BytesLost`] says so, and no other lease is touched.
+//!
 //! # When the broker goes away
 //!
 //! What is mapped keeps working: the memory is this process's as long as it is mapped. The session is
-//! taken up again by itself, at first after 50 ms and then at most every 2 s. Requests, and asks that
+//! taken up again by itself, at first after 50 ms and then at most every 2 s. What was swapped out waits. Requests, and asks that
 //! wait, are put again when the broker is back; where it stays away for longer than
 //! [`Options::broker_wait`] (30 s) they fail with [`Error::Gone`]. A broker that comes back without its
 //! records does not know the leases any more: they are [`Standing::Lost`], can't grow and answer
-//! [`Error::Lost`], and a new lease has to be acquired.
+//! [`Error::Lost`], and a new lease has to be acquired. So does entering one that was swapped out.
 //!
 //! # Processes
 //!
@@ -117,6 +134,7 @@ mod reply;
 mod resident;
 mod segment;
 mod session;
+mod spares;
 mod suspension;
 pub mod swap;
 mod token;
@@ -136,7 +154,7 @@ pub use lease::{Lease, Standing};
 pub use memory::{AccessError, MapError};
 pub use observer::{Observer, Updates};
 pub use operator::Operator;
-pub use pressure::{Pressure, Recall};
+pub use pressure::{Pressure, PressureListener, Recall};
 pub use resident::Resident;
 pub use segment::Segment;
 pub use token::{ParseTokenError, Token};

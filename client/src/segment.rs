@@ -253,6 +253,15 @@ impl Segment {
         charge.give_back().await
     }
 
+    /// Keeps the memory, mapped, for the next allocation of this size in its lease, which then asks nobody. What is in
+    /// it by then is whatever was there. The library gives it back by itself when the broker wants bytes of the lease
+    /// back, and with the lease's last handle. At most 64 are kept; memory of an IPC handle is given back at once.
+    pub fn spare(self) {
+        let lease = self.charge.lease().clone();
+        let goes = if self.ipc_handle.is_some() { Some(self) } else { lease.spares().keep(self) };
+        drop(goes);
+    }
+
     fn check(&self, resident: &Resident<'_>) -> Result<(), AccessError> {
         let (segment, guard) = (self.id(), resident.state());
         if self.memory.is_forked() {

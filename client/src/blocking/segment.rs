@@ -19,6 +19,13 @@ impl Segment {
     }
 }
 
+impl Segment {
+    /// See [`crate::Segment::spare`].
+    pub fn spare(self) {
+        self.0.spare();
+    }
+}
+
 impl From<crate::Segment> for Segment {
     fn from(segment: crate::Segment) -> Self {
         Self(segment)

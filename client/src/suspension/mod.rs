@@ -8,7 +8,9 @@
 //!   Resumed    open the gate
 //! ```
 
+mod arrival;
 mod body;
+mod departure;
 mod homecoming;
 mod lanes;
 mod mover;

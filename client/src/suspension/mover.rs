@@ -6,27 +6,20 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use gpulease_proto::handover::Ticket;
-use gpulease_words::{DurationText, SegmentId};
+use gpulease_words::SegmentId;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::{JoinError, JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
 
-use crate::error::Error;
 use crate::gate::{Absence, Gate, Presence};
-use crate::handover::Claim;
 use crate::lease_state::LeaseState;
-use crate::suspension::body::{Body, MoveError, Moved};
+use crate::suspension::arrival::{Arrival, come_back, prepare};
+use crate::suspension::body::Body;
+use crate::suspension::departure::{drain, leave, left};
 use crate::suspension::report::News;
 
 /// More notices than the broker lets a lease have segments: it says one of each at a time.
 const ORDERS_MAX: usize = 8192;
-
-/// After a suspension's deadline the broker says at once that it is cancelled. Where that word is lost the gate opens
-/// by itself so much later.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
-
-/// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
-const PREPARE_AFTER: Duration = Duration::from_secs(1);
 
 /// So many segments move at a time: while one's bytes cross, another is mapped or unmapped, and each device has a link
 /// of its own.
@@ -125,14 +118,6 @@ enum Idleness {
     Idle,
 }
 
-/// How a segment's return ended.
-enum Arrival {
-    Restored,
-    /// The descriptors did not come; the broker gives notice again.
-    NotHandedOver(Error),
-    Failed(MoveError),
-}
-
 impl Mover {
     async fn work(mut self) {
         loop {
@@ -174,6 +159,9 @@ impl Mover {
         if lease.bodies().iter().any(|body| body.is_away()) {
             return; // It is suspended: the broker's own word of that has crossed.
         }
+        // Nobody has to copy what nobody needs. Unmapping waits for the device, so not here.
+        let spare = lease.spares().give_up_all();
+        spawn_blocking(move || drop(spare));
         // All may be back, and the word that guards may pass still on its way: then it leaves again at once.
         lease.gate().close();
         lease.gate().resume_leaving();
@@ -324,116 +312,5 @@ async fn watch(gate: &Gate, idleness: Idleness, idle_in: Option<Instant>) {
         (Idleness::Busy, Some(then)) => sleep_until(then).await,
         (Idleness::Idle, _) => gate.disturbed().await,
         (Idleness::Busy | Idleness::Unknown, _) => std::future::pending().await,
-    }
-}
-
-/// Waits for the guards and the devices, says so, and waits for the word that follows.
-async fn drain(lease: Arc<LeaseState>, within: Duration) {
-    let deadline = Instant::now() + within;
-    let drained = async {
-        lease.gate().drained().await;
-        finish_work(&lease).await
-    };
-    let why = match timeout_at(deadline, drained).await {
-        Ok(Ok(())) => match lease.session().report(lease.key(), &News::Drained).await {
-            Ok(()) => {
-                sleep_until(deadline + CANCELLED_WITHIN).await;
-                "the broker said nothing more of it".to_owned()
-            }
-            Err(error) => error.to_string(),
-        },
-        Ok(Err(why)) => {
-            lease.session().report_surely(lease.key(), &News::SwapFailed(why.clone())).await;
-            why
-        }
-        Err(_) => format!("its guards or its device were not done within {}", DurationText(within)),
-    };
-    tracing::info!(lease = %lease.id(), why, "gpulease: a suspension came to nothing");
-    lease.gate().reopen();
-}
-
-/// Waits until the devices have done all that was asked of them; off the library's thread.
-async fn finish_work(lease: &Arc<LeaseState>) -> Result<(), String> {
-    let bodies = lease.bodies();
-    let finished = spawn_blocking(move || bodies.iter().try_for_each(|body| body.finish_work()));
-    match finished.await {
-        Ok(finished) => finished.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Takes one segment out, off the library's thread, and says so; or why it could not.
-async fn leave(lease: Arc<LeaseState>, body: Arc<Body>) -> Result<(), String> {
-    let (at_work, segment) = (Arc::clone(&lease), body.id());
-    let moved = spawn_blocking(move || {
-        let session = at_work.session();
-        // SAFETY: the gate is away, so that no guard lives or comes, and safe code reaches the memory only under one;
-        // the devices were waited for after the last guard.
-        unsafe { body.leave(&session.gpus, &session.lanes) }
-    });
-    let moved = moved.await.map_err(|error| error.to_string())?;
-    match moved.map_err(|error| error.to_string())? {
-        Moved::There => lease.session().report_surely(lease.key(), &News::SwappedOut(segment)).await,
-        // The segment was dropped, of which the broker is told by itself.
-        Moved::Closed => {}
-    }
-    Ok(())
-}
-
-/// Why a segment did not leave.
-fn left(gone: Option<Result<Result<(), String>, JoinError>>) -> Option<String> {
-    match gone {
-        Some(Ok(left)) => left.err(),
-        Some(Err(error)) => Some(error.to_string()),
-        None => None,
-    }
-}
-
-/// Claims, maps and fills one segment, and says so.
-async fn come_back(lease: Arc<LeaseState>, body: Arc<Body>, ticket: Ticket, turn: Arc<Semaphore>) -> Arrival {
-    let _turn = turn.acquire_owned().await;
-    let (at_work, segment) = (Arc::clone(&lease), body.id());
-    let moved = spawn_blocking(move || fetch(&at_work, &body, ticket));
-    match moved.await {
-        Ok(Ok(Moved::There)) => {
-            lease.session().report_surely(lease.key(), &News::Restored(segment)).await;
-            Arrival::Restored
-        }
-        // The segment was dropped, of which the broker is told by itself.
-        Ok(Ok(Moved::Closed)) => Arrival::Restored,
-        Ok(Err(Fetch::HandOver(error))) => Arrival::NotHandedOver(error),
-        Ok(Err(Fetch::Move(error))) => Arrival::Failed(error),
-        Err(error) => Arrival::NotHandedOver(Error::Thread(std::io::Error::other(error))),
-    }
-}
-
-enum Fetch {
-    HandOver(Error),
-    Move(MoveError),
-}
-
-/// Blocks.
-fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch> {
-    let session = lease.session();
-    let place = session.link.place().handoff();
-    let received =
-        Claim::new(&place, &session.spare, ticket).receive(body.bytes()).map_err(Fetch::HandOver)?;
-    match body.settle(&received.chunks).map_err(Fetch::Move)? {
-        Moved::There => {
-            received.acknowledge();
-            body.come_back(&session.gpus, &session.lanes).map_err(Fetch::Move)
-        }
-        Moved::Closed => Ok(Moved::Closed),
-    }
-}
-
-/// Page-locks a host copy once its segment has lived for a while.
-async fn prepare(lease: Weak<LeaseState>, body: Weak<Body>) {
-    sleep(PREPARE_AFTER).await;
-    let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
-    let prepared = spawn_blocking(move || body.prepare(&lease.session().gpus));
-    // A swap tries again, and says so where it fails; a panic is said on standard error.
-    if let Ok(Ok(Err(error))) = timeout(Duration::from_secs(600), prepared).await {
-        tracing::debug!(%error, "gpulease: a host copy could not be page-locked ahead of time");
     }
 }

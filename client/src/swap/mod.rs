@@ -23,11 +23,13 @@
 //! ```
 
 mod crew;
+mod cuda_lane;
 mod host_copy;
 mod lane;
 mod site;
 mod sums;
 
+pub use cuda_lane::CudaLane;
 pub use host_copy::HostCopy;
 pub use lane::{Lane, SwapError};
 pub use site::Site;

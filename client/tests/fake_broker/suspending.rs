@@ -197,7 +197,7 @@ async fn guards_past_the_deadline_and_a_broker_that_says_nothing_more_open_the_g
     let _guards = GUARDS.lock().await;
     let job = Job::start(&[2]).await;
     let resident = job.lease.enter().await.unwrap();
-    job.suspend(1);
+    job.suspend(500);
     until("the gate closes", || job.lease.presence() == Presence::Leaving).await;
     until("the gate opens", || job.lease.presence() == Presence::Here).await;
     assert!(job.broker.shared.book().reports.is_empty(), "it never drained");
@@ -444,6 +444,54 @@ async fn a_pinned_lease_gives_its_host_copies_back() {
     });
     let error = job.lease.pin().await.unwrap_err();
     assert_eq!(error.denied().unwrap().reason, Reason::PinnedFull);
+}
+
+#[tokio::test]
+async fn spare_memory_is_taken_again_and_given_back_before_the_program_is_bothered() {
+    let _guards = GUARDS.lock().await;
+    let mut job = Job::start(&[2, 4, 2]).await;
+    let mut pressure = job.lease.pressure();
+    let (second, first) = (job.segments.remove(1), job.segments.remove(0));
+    let (small, large) = (first.id().get(), second.id().get());
+    first.spare();
+    let again = job.lease.allocate(mib(1)).await.unwrap();
+    assert_eq!(again.id().get(), small, "one of that size is here");
+    again.spare();
+    second.spare();
+    let recall = |bytes| {
+        Message::Recall(v1::RecallNotice {
+            lease_id: job.id(),
+            device_index: 0,
+            bytes,
+            deadline_in_ms: MINUTE,
+        })
+    };
+    job.tell(recall(4 << 20));
+    job.broker.shared.until("the largest is given back", |book| !book.segments.contains_key(&large));
+    assert!(job.broker.shared.book().segments.contains_key(&small));
+    let (tell, told) = std::sync::mpsc::channel();
+    let listener = job.lease.on_pressure(move |recall| tell.send(recall.bytes).unwrap()).unwrap();
+    job.tell(recall(6 << 20));
+    assert_eq!(
+        soon("the rest", pressure.next()).await.unwrap().bytes,
+        mib(4),
+        "nothing was said of the first"
+    );
+    assert_eq!(told.recv_timeout(crate::broker::DEADLINE), Ok(mib(4)));
+    job.broker.shared.until("the other, too", |book| !book.segments.contains_key(&small));
+    drop(listener);
+    assert!(told.recv().is_err(), "nobody is called any more");
+    // A suspension copies nothing that nobody needs, and the last handle gives everything back.
+    job.segments.remove(0).spare();
+    job.suspend(MINUTE);
+    job.broker.shared.until("all is given back", |book| book.segments.is_empty());
+    job.cancel();
+    drop(soon("the guard", job.lease.enter()).await.unwrap());
+    job.lease.allocate(mib(2)).await.unwrap().spare();
+    let Job { broker, lease, .. } = job;
+    drop(lease);
+    broker.shared.until("all is given back", |book| book.is_clear());
+    assert!(broker.shared.book().freed_too_early.is_empty());
 }
 
 #[tokio::test]

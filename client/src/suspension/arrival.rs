@@ -1,0 +1,80 @@
+//! Coming back, one segment after the other; and getting ready for it when a segment first arrives.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use gpulease_proto::handover::Ticket;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+use crate::error::Error;
+use crate::handover::Claim;
+use crate::lease_state::LeaseState;
+use crate::suspension::body::{Body, MoveError, Moved};
+use crate::suspension::report::News;
+
+/// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
+const PREPARE_AFTER: Duration = Duration::from_secs(1);
+
+/// How a segment's return ended.
+pub(crate) enum Arrival {
+    Restored,
+    /// The descriptors did not come; the broker gives notice again.
+    NotHandedOver(Error),
+    Failed(MoveError),
+}
+
+/// Claims, maps and fills one segment, and says so.
+pub(crate) async fn come_back(
+    lease: Arc<LeaseState>,
+    body: Arc<Body>,
+    ticket: Ticket,
+    turn: Arc<Semaphore>,
+) -> Arrival {
+    let _turn = turn.acquire_owned().await;
+    let (at_work, segment) = (Arc::clone(&lease), body.id());
+    let moved = spawn_blocking(move || fetch(&at_work, &body, ticket));
+    match moved.await {
+        Ok(Ok(Moved::There)) => {
+            lease.session().report_surely(lease.key(), &News::Restored(segment)).await;
+            Arrival::Restored
+        }
+        // The segment was dropped, of which the broker is told by itself.
+        Ok(Ok(Moved::Closed)) => Arrival::Restored,
+        Ok(Err(Fetch::HandOver(error))) => Arrival::NotHandedOver(error),
+        Ok(Err(Fetch::Move(error))) => Arrival::Failed(error),
+        Err(error) => Arrival::NotHandedOver(Error::Thread(std::io::Error::other(error))),
+    }
+}
+
+enum Fetch {
+    HandOver(Error),
+    Move(MoveError),
+}
+
+/// Blocks.
+fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch> {
+    let session = lease.session();
+    let place = session.link.place().handoff();
+    let received =
+        Claim::new(&place, &session.spare, ticket).receive(body.bytes()).map_err(Fetch::HandOver)?;
+    match body.settle(&received.chunks).map_err(Fetch::Move)? {
+        Moved::There => {
+            received.acknowledge();
+            body.come_back(&session.gpus, &session.lanes).map_err(Fetch::Move)
+        }
+        Moved::Closed => Ok(Moved::Closed),
+    }
+}
+
+/// Page-locks a host copy once its segment has lived for a while.
+pub(crate) async fn prepare(lease: Weak<LeaseState>, body: Weak<Body>) {
+    sleep(PREPARE_AFTER).await;
+    let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
+    let prepared = spawn_blocking(move || body.prepare(&lease.session().gpus));
+    // A swap tries again, and says so where it fails; a panic is said on standard error.
+    if let Ok(Ok(Err(error))) = timeout(Duration::from_secs(600), prepared).await {
+        tracing::debug!(%error, "gpulease: a host copy could not be page-locked ahead of time");
+    }
+}
