@@ -3,14 +3,23 @@
 //! A node lives as long as something is charged or waits below it. A user stays under the group he
 //! was first seen in until his node goes. A node's `bytes` count what is set aside, overhead, held,
 //! draining and quarantined over all devices of all leases below; its `slots` count those leases.
+//!
+//! Beyond the host stand the [`stores`]: what may be pinned of each device, and the arena. What counts
+//! towards a guarantee is in [`guarantee`].
+
+pub(crate) mod guarantee;
+pub(crate) mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
-use gpulease_words::{Bytes, Uid};
+use gpulease_words::{Bytes, DeviceId, Uid};
 
+use crate::accounts::stores::Stores;
+use crate::line::ask::Turn;
 use crate::line::gate::Gate;
-use crate::{AccountView, Budget, Budgets, Policy};
+use crate::{AccountView, Budget, Budgets, OnOverdue, Pinning, Policy};
 
 /// A node of the tree; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,12 +37,16 @@ pub(crate) enum Key {
     Group(String),
     User(Uid),
     Job(Uid, String),
+    /// What may be pinned of a device beyond guarantees.
+    Pinned(DeviceId),
+    /// Host memory for copies.
+    Arena,
 }
 
 impl Key {
     const fn depth(&self) -> u8 {
         match self {
-            Self::Host => 0,
+            Self::Host | Self::Pinned(_) | Self::Arena => 0,
             Self::Group(_) => 1,
             Self::User(_) => 2,
             Self::Job(..) => 3,
@@ -42,7 +55,7 @@ impl Key {
 
     const fn uid(&self) -> Option<Uid> {
         match self {
-            Self::Host | Self::Group(_) => None,
+            Self::Host | Self::Group(_) | Self::Pinned(_) | Self::Arena => None,
             Self::User(uid) | Self::Job(uid, _) => Some(*uid),
         }
     }
@@ -55,6 +68,8 @@ impl fmt::Display for Key {
             Self::Group(name) => write!(f, "group.{name}"),
             Self::User(uid) => write!(f, "user.{uid}"),
             Self::Job(uid, name) => write!(f, "user.{uid}/job.{name}"),
+            Self::Pinned(device) => write!(f, "what may be pinned of device {device}"),
+            Self::Arena => f.write_str("the arena"),
         }
     }
 }
@@ -69,6 +84,14 @@ pub(crate) struct Node {
     pub(crate) slots: Gate,
     /// Asks and leases of a job, children of any other.
     dependents: u32,
+    guarantee: Bytes,
+    /// Of it, what a group's users have for themselves.
+    kept: Bytes,
+    max_wait: Option<Duration>,
+    pinning: Pinning,
+    on_overdue: Option<OnOverdue>,
+    /// What counts towards the guarantee on each device, while there are guarantees.
+    counted: BTreeMap<DeviceId, u64>,
 }
 
 /// Which resource of an account a gate counts.
@@ -95,7 +118,20 @@ impl Node {
 
     /// What its place among its siblings goes by: charged / weight, in 2^20ths of a byte.
     pub(crate) fn share(&self) -> u128 {
-        (u128::from(self.bytes.used()) << 20) / u128::from(self.weight)
+        self.share_of(Bytes::new(self.bytes.used()))
+    }
+
+    /// What that would be if so much were charged to it.
+    pub(crate) fn share_of(&self, charged: Bytes) -> u128 {
+        (u128::from(charged.get()) << 20) / u128::from(self.weight)
+    }
+
+    pub(crate) const fn guarantee(&self) -> Bytes {
+        self.guarantee
+    }
+
+    pub(crate) const fn is_store(&self) -> bool {
+        self.key.is_store()
     }
 }
 
@@ -109,6 +145,9 @@ pub(crate) struct Accounts {
     last: NodeId,
     /// Deepest first.
     touched: BTreeSet<(std::cmp::Reverse<u8>, NodeId)>,
+    pub(crate) stores: Stores,
+    /// Accounts with a guarantee of which less is counted than before.
+    eased: BTreeSet<NodeId>,
 }
 
 impl Accounts {
@@ -123,7 +162,43 @@ impl Accounts {
             by_key: BTreeMap::from([(Key::Host, NodeId::HOST)]),
             last: NodeId::HOST,
             touched: BTreeSet::new(),
+            stores: Stores::default(),
+            eased: BTreeSet::new(),
         }
+    }
+
+    /// Other budgets count from now on; nobody loses what he has.
+    pub(crate) fn set_budgets(&mut self, budgets: Budgets, policy: &Policy) {
+        self.budgets = budgets;
+        let ids: Vec<(NodeId, Key)> = self.nodes.iter().map(|(id, node)| (*id, node.key.clone())).collect();
+        for (id, key) in ids.into_iter().filter(|(_, key)| !key.is_store()) {
+            let mut fresh = self.fresh(key, None);
+            if id == NodeId::HOST {
+                fresh.slots = Gate::new(least(self.budgets.host.leases_max, policy.leases_max));
+            }
+            let node = self.node_mut(id);
+            node.bytes.set_limit(fresh.bytes.limit());
+            node.slots.set_limit(fresh.slots.limit());
+            (node.weight, node.guarantee, node.pinning) = (fresh.weight, fresh.guarantee, fresh.pinning);
+            (node.max_wait, node.on_overdue, node.kept) = (fresh.max_wait, fresh.on_overdue, fresh.kept);
+            node.counted.clear();
+        }
+    }
+
+    /// After how long an ask of the job is a barrier.
+    pub(crate) fn max_wait(&self, job: NodeId, policy: &Policy) -> Duration {
+        self.path(job).find_map(|(_, node)| node.max_wait).unwrap_or(policy.max_wait)
+    }
+
+    /// Whether leases of the job may be suspended.
+    pub(crate) fn pinning(&self, job: NodeId) -> Pinning {
+        let pinned = self.path(job).any(|(_, node)| node.pinning == Pinning::Pinned);
+        if pinned { Pinning::Pinned } else { Pinning::Movable }
+    }
+
+    /// What becomes of a lease of the job that lets a deadline pass.
+    pub(crate) fn on_overdue(&self, job: NodeId) -> OnOverdue {
+        self.path(job).find_map(|(_, node)| node.on_overdue).unwrap_or_default()
     }
 
     /// The job account of that name of the user, made where it is not there yet. It stays until as
@@ -192,14 +267,16 @@ impl Accounts {
         self.touched.extend(all);
     }
 
-    /// Charges bytes along the path.
-    pub(crate) fn charge(&mut self, job: NodeId, bytes: Bytes) {
+    /// Charges bytes of a device along the path.
+    pub(crate) fn charge(&mut self, job: NodeId, device: DeviceId, bytes: Bytes) {
         self.each_up(job, |node| node.bytes.take(bytes.get()));
+        self.count(job, device, bytes);
     }
 
-    /// Credits bytes along the path.
-    pub(crate) fn credit(&mut self, job: NodeId, bytes: Bytes) {
+    /// Credits bytes of a device along the path.
+    pub(crate) fn credit(&mut self, job: NodeId, device: DeviceId, bytes: Bytes) {
         self.each_up(job, |node| node.bytes.give(bytes.get()));
+        self.uncount(job, device, bytes);
     }
 
     /// One lease more along the path.
@@ -212,12 +289,15 @@ impl Accounts {
         self.each_up(job, |node| node.slots.give(1));
     }
 
-    /// The ask is neither pledged nor parked along the path any more.
-    pub(crate) fn forget_barrier(&mut self, job: NodeId, ask: gpulease_words::AskId) {
+    /// The ask is neither pledged nor parked along the path, nor at a store, any more.
+    pub(crate) fn forget_barrier(&mut self, job: NodeId, turn: Turn) {
         self.each_up(job, |node| {
-            node.bytes.forget(ask);
-            node.slots.forget(ask);
+            node.bytes.forget(turn);
+            node.slots.forget(turn);
         });
+        for store in self.stores.all() {
+            self.node_mut(store).bytes.forget(turn);
+        }
     }
 
     /// Takes a node that was touched, the deepest first; it may be gone by now.
@@ -273,10 +353,16 @@ impl Accounts {
             Key::Group(name) => self.budgets.groups.get(name).unwrap_or(&none),
             Key::User(uid) => self.budgets.users.get(uid).unwrap_or(&self.budgets.default_user),
             Key::Job(_, name) => self.budgets.of_job(name),
+            Key::Pinned(_) | Key::Arena => &none,
         };
         let mut made = node(key, parent, budget);
         if let Key::User(_) = made.key {
             made.slots = Gate::new(least(budget.leases_max, self.leases_per_uid));
+        }
+        if let Key::Group(name) = &made.key
+            && !made.guarantee.is_zero()
+        {
+            made.kept = self.budgets.of_members(name);
         }
         made
     }
@@ -299,6 +385,12 @@ fn node(key: Key, parent: Option<NodeId>, budget: &Budget) -> Node {
         bytes: Gate::new(budget.limit.map(Bytes::get)),
         slots: Gate::new(budget.leases_max.map(u64::from)),
         dependents: 0,
+        guarantee: budget.guarantee,
+        kept: Bytes::ZERO,
+        max_wait: budget.max_wait,
+        pinning: budget.pinning,
+        on_overdue: budget.on_overdue,
+        counted: BTreeMap::new(),
     }
 }
 
@@ -315,6 +407,6 @@ fn view(node: &Node) -> AccountView {
         weight: node.weight,
         leases: u32::try_from(node.slots.used()).expect("leases are bounded by a 32-bit number"),
         leases_max: node.slots.limit().map(|n| u32::try_from(n).expect("it came from a 32-bit number")),
-        guarantee: Bytes::ZERO,
+        guarantee: node.guarantee,
     }
 }

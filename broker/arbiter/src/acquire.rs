@@ -1,17 +1,19 @@
 //! Asks for leases: checked, granted at once or put into the line, taken up again, given up.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 
 use crate::accounts::NodeId;
-use crate::lease::{Attendance, Lease, Owner, Share};
-use crate::ledger::Bucket;
-use crate::line::ask::{Ask, Seniority, Stage, Want};
+use crate::lease::{Attendance, Lease, Owner, Residence, Share};
+use crate::ledger::{Bucket, plus};
+use crate::line::ask::{Ask, Right, Seniority, Stage, Want};
 use crate::line::shape::{Shape, Use};
 use crate::process::{Named, Presence};
 use crate::session::{too_many, user};
-use crate::{Arbiter, Denial, DeviceWish, Effect, LeaseState, Patience, RequestId, Terms, Time, Why};
+use crate::{
+    Arbiter, Denial, DeviceWish, Effect, LeaseState, Patience, Pinning, RequestId, Terms, Time, Why,
+};
 
 impl Arbiter {
     pub(crate) fn acquire(
@@ -29,7 +31,7 @@ impl Arbiter {
         let id = self.ids.ask.next().map_err(|_| Denial::OutOfIds)?;
         let account = self.admit_ask(process, &terms)?;
         self.ids.ask = id;
-        let (patience, shape) = (terms.patience, self.shape_for(process, &terms.devices));
+        let (patience, shape) = (terms.patience, self.shape_for(process, account, &terms));
         let ask = Ask {
             id,
             request: Some(request),
@@ -37,16 +39,19 @@ impl Arbiter {
             session,
             account,
             since: self.now,
-            barrier_at: self.now.plus(self.policy.max_wait),
+            barrier_at: self.now.plus(self.accounts.max_wait(account, &self.policy)),
             deadline: deadline(patience, self.now),
             shape: self.line.shapes.enter(shape),
             amount: terms.reserve,
             stage: Stage::InLine,
             seniority: Seniority::Junior,
+            right: Right::Lent,
+            covered: Vec::new(),
             want: Want::Lease { ask_name, terms },
         };
         self.sessions.get_mut(&session).expect("it is open").asks.insert(ask_name, Named::Waiting(id));
         self.wait(ask);
+        self.promote(id);
         self.settle();
         self.conclude(id, patience);
         Ok(())
@@ -154,7 +159,11 @@ impl Arbiter {
 
     /// The ask leaves the line, and whoever waits for it is told why.
     pub(crate) fn refuse_ask(&mut self, id: AskId, denial: Denial) {
-        if let Some(request) = self.drop_ask(id).request {
+        let ask = self.drop_ask(id);
+        if let Want::Resume(lease) = ask.want {
+            self.refuse_resumers(lease, &denial);
+        }
+        if let Some(request) = ask.request {
             self.deny(request, denial);
         }
     }
@@ -175,6 +184,7 @@ impl Arbiter {
     /// The ask leaves the line; the caller makes something of it.
     pub(crate) fn take_ask(&mut self, id: AskId) -> Ask {
         let ask = self.line.leave(id, &mut self.accounts);
+        self.uncover(ask.account, &ask.covered);
         for why in [Why::PatienceEnds(id), Why::BarrierRises(id), Why::UnattendedTooLong(id)] {
             self.timers.cancel(why);
         }
@@ -184,15 +194,27 @@ impl Arbiter {
         self.users.get_mut(&uid).expect("a waiting ask is counted").asks -= 1;
         self.forget_idle_user(uid);
         self.unlist_growth(&ask);
+        if let Want::Resume(lease) = ask.want {
+            self.lease_mut(lease).residence.ask = None;
+        }
         ask
     }
 
     pub(crate) fn grant(&mut self, id: AskId, devices: &[DeviceId]) {
         let unattended = self.timers.due(Why::UnattendedTooLong(id));
+        let shape = self.line.shape_of(self.line.get(id)).clone();
         let ask = self.take_ask(id);
         match ask.want.clone() {
-            Want::Lease { ask_name, terms } => self.grant_lease(&ask, ask_name, terms, devices, unattended),
+            Want::Lease { ask_name, terms } => {
+                let how = self.held_how(&ask, &shape, devices);
+                self.grant_lease(&ask, ask_name, terms, devices, unattended);
+                self.mark(self.ids.lease, &ask, how);
+            }
             Want::Segment(wanted) => self.grant_segment(&ask, wanted),
+            Want::Resume(lease) => {
+                let needs = devices.iter().map(|d| (*d, plus(ask.amount, shape.overhead(*d, &self.ledger))));
+                self.grant_resume(lease, &needs.collect::<Vec<_>>());
+            }
         }
     }
 
@@ -225,6 +247,18 @@ impl Arbiter {
         }
     }
 
+    /// The new lease is marked, and counted as what it is.
+    fn mark(&mut self, lease: LeaseId, ask: &Ask, how: Pinning) {
+        let of = &self.leases[&lease];
+        // It is charged by now: what is covered is all that is charged, this lease included.
+        let devices: Vec<(DeviceId, Bytes)> = of.shares.keys().map(|device| (*device, Bytes::ZERO)).collect();
+        let kept = ask.right == Right::Guaranteed && devices.iter().all(|(d, _)| ask.covers(*d));
+        let right = if kept { Right::Guaranteed } else { self.right_of(of.account, &devices) };
+        let of = self.lease_mut(lease);
+        (of.pinning, of.right) = (how, right);
+        self.take_stock_everywhere(lease);
+    }
+
     fn made(&self, ask: &Ask, ask_name: u64, terms: Terms, devices: &[DeviceId]) -> Lease {
         let peer = &self.process(ask.process).peer;
         Lease {
@@ -250,16 +284,23 @@ impl Arbiter {
             waited: self.now.since(ask.since),
             held_peak: Bytes::ZERO,
             used: false,
+            pinning: Pinning::Pinned,
+            right: Right::Lent,
+            residence: Residence::new(self.now),
         }
     }
 
     /// The shape of an ask of the process, by the contexts that it has now.
-    pub(crate) fn shape_for(&self, process: ProcessId, wish: &DeviceWish) -> Shape {
+    pub(crate) fn shape_for(&self, process: ProcessId, account: NodeId, terms: &Terms) -> Shape {
+        let wish = terms.devices.clone();
         let mut contexts: BTreeSet<DeviceId> = self.process(process).contexts.keys().copied().collect();
-        if let DeviceWish::These(devices) = wish {
+        if let DeviceWish::These(devices) = &wish {
             contexts.retain(|device| devices.contains(device));
         }
-        Shape { wish: wish.clone(), contexts, purpose: Use::Lease }
+        let (pinning, extra) = (terms.pinning, BTreeMap::new());
+        let shape = Shape { wish, contexts, purpose: Use::Lease, hold: Pinning::Pinned, extra };
+        let copies = Bytes::new(terms.reserve.get().saturating_mul(u64::from(shape.count())));
+        Shape { hold: self.hold_of(account, pinning, copies), ..shape }
     }
 
     /// The account the ask is in from now on.
@@ -268,7 +309,7 @@ impl Arbiter {
         let (uid, group) = (peer.uid, peer.group.clone());
         self.bounded(uid)?;
         let account = self.accounts.enter(uid, group.as_deref(), &terms.name);
-        let shape = self.shape_for(process, &terms.devices);
+        let shape = self.shape_for(process, account, terms);
         let verdict =
             self.countable(account).and_then(|()| self.can_ever_fit(process, account, &shape, terms.reserve));
         if verdict.is_err() {

@@ -13,12 +13,12 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SegmentId, Sess
 use crate::acquire::deadline;
 use crate::lease::Lease;
 use crate::ledger::{Bucket, minus};
-use crate::line::ask::{Ask, Seniority, Stage, Want};
+use crate::line::ask::{Ask, Right, Seniority, Stage, Want};
 use crate::line::shape::Shape;
 use crate::segment::{Segment, State};
 use crate::session::too_many;
 use crate::terms::listed;
-use crate::{Arbiter, Denial, Effect, Guard, Patience, Pinning, RequestId, SegmentKind};
+use crate::{Arbiter, Denial, Effect, Guard, Patience, RequestId, SegmentKind};
 
 /// A segment that is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +40,10 @@ impl Arbiter {
     ) -> Result<(), Denial> {
         let process = self.session(session)?.process;
         let lease = self.lease_of_member(process, wanted.lease)?;
-        lease.active()?;
+        lease.resident()?;
         self.sound_segment(lease, &wanted)?;
+        self.stay_if_needed(process, &wanted)?;
+        let lease = &self.leases[&wanted.lease];
         let share = lease.share(wanted.device);
         if !share.is_within(lease.reserve, wanted.bytes) {
             return self.grow(request, session, process, wanted);
@@ -84,12 +86,14 @@ impl Arbiter {
     ) -> Result<(), Denial> {
         let lease = &self.leases[&wanted.lease];
         within_lease(lease, &wanted)?;
+        lease.active()?;
         if lease.is_overdue() {
             return Err(Denial::Overdue);
         }
         self.could_ever_grow(lease, process, &wanted)?;
         self.bounded(self.process(process).peer.uid)?;
         let id = self.wait_for_segment(request, session, process, wanted, Stage::InLine)?;
+        self.promote(id);
         self.settle();
         if let Some(denial) = self.impatience(id, &wanted) {
             self.refuse_ask(id, denial);
@@ -144,15 +148,17 @@ impl Arbiter {
             session,
             account,
             since: self.now,
-            barrier_at: self.now.plus(self.policy.max_wait),
+            barrier_at: self.now.plus(self.accounts.max_wait(account, &self.policy)),
             deadline: match stage {
-                Stage::OwnDrain => None,
+                Stage::OwnDrain | Stage::Leaving => None,
                 Stage::InLine | Stage::Barrier { .. } => deadline(wanted.patience, self.now),
             },
-            shape: self.line.shapes.enter(Shape::growth(wanted.device)),
+            shape: self.line.shapes.enter(Shape::growth(wanted.device, self.growth_hold(wanted.lease))),
             amount,
             stage,
             seniority: Seniority::Junior,
+            right: Right::Lent,
+            covered: Vec::new(),
             want: Want::Segment(wanted),
         };
         self.waiting.insert(request, id);
@@ -209,7 +215,8 @@ impl Arbiter {
         if let Some(request) = request {
             self.creating.insert(request, segment);
         }
-        self.emit(Effect::Create { segment, lease, device, bytes, kind, pinning: Pinning::Pinned });
+        let pinning = self.leases[&lease].pinning;
+        self.emit(Effect::Create { segment, lease, device, bytes, kind, pinning });
         self.refit(lease, device);
         Ok(())
     }
@@ -228,34 +235,57 @@ impl Arbiter {
         } else if let Some(segment) = self.creating.remove(&request) {
             let making = self.segments.get_mut(&segment).expect("it is being made");
             making.state = State::Creating(None);
+        } else if let Some(lease) = self.resuming.get(&request).copied() {
+            self.drop_resumer(lease, request);
         }
     }
 
     pub(crate) fn created(&mut self, id: SegmentId) {
-        let Some(segment) = self.segments.get_mut(&id).filter(|s| matches!(s.state, State::Creating(_)))
-        else {
+        let Some(segment) = self.segments.get_mut(&id) else {
             return;
         };
-        let process = segment.process;
-        match segment.made(id) {
-            Some(request) => {
-                self.creating.remove(&request);
-                self.emit(Effect::Allocated { request, segment: id, process });
-            }
-            None => self.drain(id),
+        let (process, lease) = (segment.process, segment.lease);
+        match segment.state {
+            State::Creating(_) => match segment.made(id) {
+                Some(request) => {
+                    self.creating.remove(&request);
+                    self.emit(Effect::Allocated { request, segment: id, process });
+                }
+                None => self.drain(id),
+            },
+            State::Restoring => self.made_again(id),
+            State::Live(_)
+            | State::Draining
+            | State::Quarantined { .. }
+            | State::Departing
+            | State::Stuck { .. }
+            | State::Away
+            | State::Back(_) => return,
         }
+        self.move_on(lease);
     }
 
     pub(crate) fn create_failed(&mut self, id: SegmentId, why: String) {
-        let Some(State::Creating(request)) = self.segments.get(&id).map(|segment| segment.state.clone())
-        else {
+        let Some(segment) = self.segments.get(&id) else {
             return;
         };
-        if let Some(request) = request {
-            self.creating.remove(&request);
-            self.deny(request, Denial::DeviceRefused { why });
+        match segment.state {
+            State::Creating(request) => {
+                if let Some(request) = request {
+                    self.creating.remove(&request);
+                    self.deny(request, Denial::DeviceRefused { why });
+                }
+                self.bring_back(id, Bucket::Held);
+            }
+            State::Restoring => self.not_made_again(id),
+            State::Live(_)
+            | State::Draining
+            | State::Quarantined { .. }
+            | State::Departing
+            | State::Stuck { .. }
+            | State::Away
+            | State::Back(_) => {}
         }
-        self.bring_back(id, Bucket::Held);
     }
 
     /// Nobody waits for the segments that the lease has in the making any more.
@@ -274,7 +304,7 @@ impl Arbiter {
     pub(crate) fn wanted(&self, id: AskId) -> Wanted {
         match &self.line.get(id).want {
             Want::Segment(wanted) => *wanted,
-            Want::Lease { .. } => unreachable!("only asks for segments wait in a lease"),
+            Want::Lease { .. } | Want::Resume(_) => unreachable!("only asks for segments wait in a lease"),
         }
     }
 

@@ -3,11 +3,12 @@
 //! `handle` sends each event to the file that knows its subject, then grants what can be granted
 //! ([`Arbiter::settle`]) and checks the books of the devices that were touched.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gpulease_words::{AskId, LeaseId, ProcessId, SegmentId, SessionId, Uid};
 
 use crate::accounts::Accounts;
+use crate::holders::Holders;
 use crate::lease::Lease;
 use crate::ledger::Ledger;
 use crate::line::Line;
@@ -34,6 +35,16 @@ pub enum Why {
     AdriftTooLong(SessionId),
     /// A recall's deadline.
     RecallDue(LeaseId),
+    /// The deadline for a lease's members to drain.
+    DrainDue(LeaseId),
+    /// A lease should have left by now.
+    SwapDue(LeaseId),
+    /// A segment of a resuming lease could not be made; it is tried again.
+    RestoreAgain(LeaseId),
+    /// The time that a holder has between the two signals.
+    GraceEnds(LeaseId),
+    /// A lease may be suspended that could not be before.
+    LookAgain,
 }
 
 /// What one user has at the broker, but for leases, which his account counts.
@@ -73,16 +84,26 @@ pub struct Arbiter {
     pub(crate) waiting: BTreeMap<RequestId, AskId>,
     /// The segments that are being made, by whom to answer.
     pub(crate) creating: BTreeMap<RequestId, SegmentId>,
+    /// The leases that are waited for, by whom to answer.
+    pub(crate) resuming: BTreeMap<RequestId, LeaseId>,
+    /// Leases that are suspending or resuming.
+    pub(crate) moving: BTreeSet<LeaseId>,
+    /// Leases of which surplus is wanted.
+    pub(crate) recalled: BTreeSet<LeaseId>,
+    pub(crate) holders: Holders,
 }
 
 impl Arbiter {
     /// An arbiter with nothing leased.
     ///
     /// # Panics
-    /// When two devices have one id.
+    /// When two devices have one id, or the budgets don't [fit](Budgets::fit).
     #[must_use]
     pub fn new(policy: Policy, budgets: Budgets, devices: &[DeviceSpec]) -> Self {
-        Self {
+        if let Err(denial) = budgets.fit(&policy, devices) {
+            panic!("{denial}");
+        }
+        let mut new = Self {
             now: Time::START,
             generation: 0,
             effects: VecDeque::new(),
@@ -104,7 +125,13 @@ impl Arbiter {
             segments: BTreeMap::new(),
             waiting: BTreeMap::new(),
             creating: BTreeMap::new(),
-        }
+            resuming: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            recalled: BTreeSet::new(),
+            holders: Holders::default(),
+        };
+        new.accounts.set_stores(&new.policy, &new.ledger);
+        new
     }
 
     /// The world speaks. Never fails; a refusal is an effect.
@@ -112,6 +139,7 @@ impl Arbiter {
         self.advance(now);
         self.dispatch(event);
         self.settle();
+        self.call_in();
     }
 
     /// Time has passed; a spurious call is harmless. Does at most [`WAKE_UPS`] of what is due, so that
@@ -125,6 +153,7 @@ impl Arbiter {
             };
             self.wake(why);
             self.settle();
+            self.call_in();
         }
     }
 
@@ -223,11 +252,17 @@ impl Arbiter {
     fn wake(&mut self, why: Why) {
         match why {
             Why::PatienceEnds(ask) => self.patience_ends(ask),
-            Why::BarrierRises(ask) => self.line.rise(ask, &mut self.accounts, &self.ledger),
+            Why::BarrierRises(ask) => self.line.grow_old(ask, &mut self.accounts, &self.ledger),
             Why::UnattendedTooLong(ask) => drop(self.drop_ask(ask)),
             Why::GrantUnclaimed(lease) => self.grant_unclaimed(lease),
             Why::AdriftTooLong(session) => self.stayed_away(session),
             Why::RecallDue(lease) => self.recall_due(lease),
+            Why::DrainDue(lease) => self.drain_due(lease),
+            Why::SwapDue(lease) => self.swap_due(lease),
+            Why::RestoreAgain(lease) => self.move_on(lease),
+            Why::GraceEnds(lease) => self.grace_ends(lease),
+            // Whoever is short is looked at after each mutation.
+            Why::LookAgain => {}
         }
     }
 
@@ -238,6 +273,10 @@ impl Arbiter {
                 self.line.look_up(device, &mut self.accounts, &self.ledger);
             }
             self.line.refresh(&mut self.accounts, &self.ledger);
+            if let Some((id, needs)) = self.next_covered() {
+                self.cover(id, needs);
+                continue;
+            }
             let next = self.line.first_fit(&self.accounts, &self.ledger);
             #[cfg(test)]
             {

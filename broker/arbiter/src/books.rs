@@ -29,7 +29,8 @@ impl Arbiter {
         let of = self.lease_mut(lease);
         of.share_mut(device).charge.put(bucket, bytes);
         let account = of.account;
-        self.accounts.charge(account, bytes);
+        self.accounts.charge(account, device, bytes);
+        self.take_stock(lease, device);
     }
 
     /// Bytes of the lease become free.
@@ -38,7 +39,8 @@ impl Arbiter {
         let of = self.lease_mut(lease);
         of.share_mut(device).charge.take(bucket, bytes);
         let account = of.account;
-        self.accounts.credit(account, bytes);
+        self.accounts.credit(account, device, bytes);
+        self.take_stock(lease, device);
     }
 
     /// Bytes of the lease become something else.
@@ -47,17 +49,38 @@ impl Arbiter {
         let charge = &mut self.lease_mut(lease).share_mut(device).charge;
         charge.take(from, bytes);
         charge.put(to, bytes);
+        self.take_stock(lease, device);
+    }
+
+    /// Counts the lease anew in the stores and among those who could give.
+    pub(crate) fn take_stock(&mut self, lease: LeaseId, device: DeviceId) {
+        if !self.accounts.stores.bind() {
+            return;
+        }
+        let of = self.lease_mut(lease);
+        let after = of.stock(device);
+        let before = std::mem::replace(&mut of.share_mut(device).stock, after);
+        if before == after {
+            return;
+        }
+        let (pinned, arena) = (self.accounts.stores.pinned(device), self.accounts.stores.arena());
+        self.accounts.restock(pinned, before.pinned, after.pinned);
+        self.accounts.restock(arena, before.copies, after.copies);
+        self.holders.recount(lease, device, before, after);
+    }
+
+    /// As [`Self::take_stock`], on each of its devices: its state, its right or its size changed.
+    pub(crate) fn take_stock_everywhere(&mut self, lease: LeaseId) {
+        let devices: Vec<DeviceId> = self.leases[&lease].shares.keys().copied().collect();
+        for device in devices {
+            self.take_stock(lease, device);
+        }
     }
 
     /// What is set aside beyond what is to be becomes free.
     pub(crate) fn trim(&mut self, lease: LeaseId, device: DeviceId) {
         let of = &self.leases[&lease];
-        let share = of.share(device);
-        let owed = match of.active() {
-            Ok(()) => share.owed(of.reserve),
-            Err(_) => Bytes::ZERO,
-        };
-        let excess = minus(share.charge.set_aside, owed);
+        let excess = minus(of.share(device).charge.set_aside, of.owed(device));
         self.credit(lease, device, Bucket::SetAside, excess);
     }
 
@@ -66,7 +89,8 @@ impl Arbiter {
     pub(crate) fn bring_back(&mut self, id: SegmentId, from: Bucket) {
         let segment = self.segments.remove(&id).expect("its caller looked");
         let (lease, device) = (segment.lease, segment.device);
-        assert!(!matches!(segment.state, State::Live(_)), "{id} is credited while it may be mapped");
+        let mapped = matches!(segment.state, State::Live(_) | State::Back(_));
+        assert!(!mapped, "{id} is credited while it may be mapped");
         self.shift(lease, device, from, Bucket::SetAside, segment.bytes);
         self.lease_mut(lease).segments.remove(&id);
         if let Some(process) = self.processes.get_mut(&segment.process) {
@@ -74,5 +98,6 @@ impl Arbiter {
         }
         self.review(lease, device);
         self.bury(lease);
+        self.move_on(lease);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpulease_words::{Bytes, DeviceId};
+use gpulease_words::{Bytes, DeviceId, LeaseId};
 
 use crate::lease::Lease;
 use crate::ledger::Charge;
@@ -26,6 +26,8 @@ impl Arbiter {
         self.check_processes();
         self.check_accounts();
         self.check_timers();
+        self.check_moves();
+        self.check_stores();
         self.line.check(&self.accounts, &self.ledger);
     }
 
@@ -44,11 +46,14 @@ impl Arbiter {
         let mut sums: BTreeMap<DeviceId, Charge> = BTreeMap::new();
         for segment in lease.segments.iter().map(|id| &self.segments[id]) {
             let sum = sums.entry(segment.device).or_default();
-            match segment.state {
-                State::Creating(_) | State::Live(_) => sum.put(crate::ledger::Bucket::Held, segment.bytes),
-                State::Draining => sum.put(crate::ledger::Bucket::Draining, segment.bytes),
-                State::Quarantined { .. } => sum.put(crate::ledger::Bucket::Quarantined, segment.bytes),
+            if let Some(bucket) = segment.state.bucket() {
+                sum.put(bucket, segment.bytes);
             }
+        }
+        for (device, share) in &lease.shares {
+            let away = lease.segments.iter().map(|id| &self.segments[id]);
+            let away = away.filter(|segment| segment.state == State::Away && segment.device == *device);
+            assert_eq!(away.map(|segment| segment.bytes).sum::<Bytes>(), share.away, "away from {device}");
         }
         for (device, share) in &lease.shares {
             let sum = sums.remove(device).unwrap_or_default();
@@ -59,13 +64,7 @@ impl Arbiter {
 
     fn check_reserve(&self, lease: &Lease) {
         for (device, share) in &lease.shares {
-            let owed = match lease.state {
-                LeaseState::Active => share.owed(lease.reserve),
-                LeaseState::Suspending
-                | LeaseState::Suspended
-                | LeaseState::Resuming
-                | LeaseState::Draining => Bytes::ZERO,
-            };
+            let owed = lease.owed(*device);
             assert_eq!(share.charge.set_aside, owed, "set aside on device {device}");
             let waits = share.waits.iter().map(|id| self.wanted(*id).bytes);
             assert_eq!(waits.sum::<Bytes>(), share.promised, "promised on device {device}");
@@ -93,7 +92,7 @@ impl Arbiter {
             assert!(process.asks.iter().all(|ask| self.line.asks[ask].process == *id));
             for segment in &process.segments {
                 assert_eq!(self.segments[segment].process, *id);
-                assert!(matches!(self.segments[segment].state, State::Creating(_) | State::Live(_)));
+                assert!(self.segments[segment].state.is_of_process());
             }
         }
         for (id, session) in &self.sessions {
@@ -118,7 +117,7 @@ impl Arbiter {
     }
 
     fn check_accounts(&self) {
-        for (id, node) in self.accounts.all() {
+        for (id, node) in self.accounts.all().filter(|(_, node)| !node.is_store()) {
             let below = |account| self.accounts.path(account).any(|(on_path, _)| on_path == id);
             let leases = self.leases.values().filter(|lease| below(lease.account));
             let charged: Bytes = leases.clone().map(|lease| lease.charge().total()).sum();
@@ -136,8 +135,80 @@ impl Arbiter {
                 Why::GrantUnclaimed(lease) => self.leases.contains_key(&lease),
                 Why::AdriftTooLong(session) => self.sessions.contains_key(&session),
                 Why::RecallDue(lease) => self.leases.get(&lease).is_some_and(|lease| lease.recall.is_some()),
+                Why::DrainDue(lease) => self.leases.get(&lease).is_some_and(Lease::is_draining_out),
+                Why::SwapDue(lease) => self.leases.get(&lease).is_some_and(Lease::is_leaving),
+                Why::RestoreAgain(lease) | Why::GraceEnds(lease) => self.leases.contains_key(&lease),
+                Why::LookAgain => true,
             };
             assert!(owned, "{why:?} has no owner");
         }
+    }
+
+    /// Those who move, are recalled, or are waited for are known as such; nothing is away of a lease that is active.
+    fn check_moves(&self) {
+        let moves = |lease: &&Lease| matches!(lease.state, LeaseState::Suspending | LeaseState::Resuming);
+        let moving: BTreeSet<LeaseId> =
+            self.leases.iter().filter(|(_, lease)| moves(lease)).map(|(id, _)| *id).collect();
+        assert_eq!(moving, self.moving, "who moves");
+        let recalled = self.leases.iter().filter(|(_, lease)| lease.recall.is_some()).map(|(id, _)| *id);
+        assert_eq!(recalled.collect::<BTreeSet<_>>(), self.recalled, "who is recalled");
+        let mut resumers = 0;
+        for (id, lease) in &self.leases {
+            let copied = lease.segments.iter().any(|segment| self.segments[segment].state.is_copied());
+            let away = match lease.state {
+                LeaseState::Active | LeaseState::Draining => false,
+                LeaseState::Suspending | LeaseState::Suspended | LeaseState::Resuming => true,
+            };
+            let back = lease.segments.iter().all(|segment| {
+                matches!(self.segments[segment].state, State::Back(_))
+                    || !self.segments[segment].state.is_copied()
+            });
+            assert!(
+                away || !copied || (lease.state == LeaseState::Draining && back),
+                "{id} is {:?} and has copies",
+                lease.state
+            );
+            resumers += lease.residence.resumers.len();
+            let ask = lease.residence.ask.map(|ask| self.line.get(ask).lease());
+            assert!(ask.is_none_or(|of| of == Some(*id)), "{id} waits with another's ask");
+        }
+        assert_eq!(resumers, self.resuming.len(), "who waits for leases");
+    }
+
+    /// Stores, guarantees and who could give, recomputed.
+    fn check_stores(&self) {
+        if !self.accounts.stores.bind() {
+            return;
+        }
+        let shares =
+            self.leases.iter().flat_map(|(id, lease)| lease.shares.keys().map(move |d| (*id, lease, *d)));
+        let (mut copies, mut pinned) = (Bytes::ZERO, BTreeMap::new());
+        let mut counted: BTreeMap<_, BTreeMap<DeviceId, Bytes>> = BTreeMap::new();
+        for (id, lease, device) in shares.clone() {
+            let (stock, share) = (lease.stock(device), lease.share(device));
+            assert_eq!(stock, share.stock, "how {id} is counted on device {device}");
+            copies = copies.saturating_add(stock.copies);
+            let sum: &mut Bytes = pinned.entry(device).or_default();
+            *sum = sum.saturating_add(stock.pinned);
+            let sum = counted.entry(lease.account).or_default().entry(device).or_default();
+            *sum = sum.saturating_add(share.charge.total());
+        }
+        for ask in self.line.asks.values() {
+            for (device, bytes) in &ask.covered {
+                let sum = counted.entry(ask.account).or_default().entry(*device).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        assert_eq!(self.accounts.arena_figures().0, copies, "what of the arena is used");
+        for (device, book) in self.ledger.all() {
+            let sum = pinned.get(&device).copied().unwrap_or_default();
+            assert_eq!(
+                self.accounts.pinned_figures(device, book.capacity).0,
+                sum,
+                "pinned of device {device}"
+            );
+        }
+        self.accounts.check_counted(&counted);
+        self.holders.check(shares.map(|(id, lease, device)| (id, device, lease.stock(device))));
     }
 }

@@ -68,7 +68,7 @@ pub enum Patience {
 }
 
 /// Whether a lease may be suspended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pinning {
     /// It may.
     Movable,

@@ -27,13 +27,16 @@ mod acquire;
 mod allocate;
 mod arbiter;
 mod books;
+mod budgets;
 mod check;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod denial;
+mod donors;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod effect;
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 mod event;
+mod holders;
 mod lease;
 mod ledger;
 mod line;
@@ -46,8 +49,11 @@ mod recall;
 mod release;
 mod reserve;
 mod resize;
+mod resumption;
+mod right;
 mod segment;
 mod session;
+mod shortage;
 mod snapshot;
 #[cfg(test)]
 mod storm;

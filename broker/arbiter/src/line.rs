@@ -36,14 +36,15 @@ use std::collections::BTreeMap;
 
 use gpulease_words::{AskId, Bytes, DeviceId};
 
+use crate::Pinning;
 use crate::accounts::{Accounts, Node, NodeId};
 use crate::ledger::{Health, Ledger};
-use crate::line::ask::{Ask, Seniority, Stage, resources};
+use crate::line::ask::{Ask, Right, Seniority, Stage, Turn, resources};
 use crate::line::gate::Standing;
 use crate::line::pile::Piles;
 use crate::line::roamers::Roamers;
 use crate::line::roster::{Place, Roster, Who};
-use crate::line::shape::{Bounds, Shape, Shapes, Summary, cost};
+use crate::line::shape::{Bounds, Shape, Shapes, Summary, Use, cost};
 
 /// Those who wait below an account.
 #[derive(Debug, Default)]
@@ -115,9 +116,36 @@ impl Line {
         let ask = self.leave(id, accounts);
         let stage = if was_barrier { Stage::InLine } else { ask.stage };
         self.join(Ask { shape, amount, stage, ..ask }, accounts);
+        self.rise_if_due(id, accounts, ledger);
+    }
+
+    /// The ask goes by another right from now on: one that is better than lent is a barrier at once.
+    pub(crate) fn set_right(&mut self, id: AskId, right: Right, accounts: &mut Accounts, ledger: &Ledger) {
+        self.retreat(id, accounts);
+        let ask = self.asks.get_mut(&id).expect("whoever names an ask was told when it left the line");
+        ask.right = right;
+        if ask.post().is_some() {
+            ask.stage = Stage::InLine;
+            self.enroll(id, accounts);
+        }
+        self.rise_if_due(id, accounts, ledger);
+    }
+
+    /// A barrier that was taken apart is one again, if it needs anything.
+    fn rise_if_due(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         let ask = self.get(id);
-        if ask.seniority == Seniority::Senior && ask.stage == Stage::InLine && !amount.is_zero() {
+        let due = ask.seniority == Seniority::Senior || ask.right != Right::Lent;
+        if due && ask.stage == Stage::InLine && !ask.amount.is_zero() {
             self.rise(id, accounts, ledger);
+        }
+    }
+
+    /// Every barrier stands anew: limits or stores are others than before.
+    pub(crate) fn rise_all(&mut self, accounts: &mut Accounts, ledger: &Ledger) {
+        let barriers: Vec<AskId> =
+            self.asks.values().filter(|ask| ask.post().is_some()).map(|ask| ask.id).collect();
+        for id in barriers {
+            self.rise_again(id, accounts, ledger);
         }
     }
 
@@ -159,10 +187,43 @@ impl Line {
         if let Some(found) = self.first_roamer(accounts, ledger) {
             return Some(found);
         }
+        self.first_in_turn(accounts, ledger, &|device| self.available(device, ledger))
+    }
+
+    /// The first in the fair order that would fit if the devices had so much to give, and where.
+    pub(crate) fn first_in_turn(
+        &self,
+        accounts: &Accounts,
+        ledger: &Ledger,
+        give: &dyn Fn(DeviceId) -> Option<Bytes>,
+    ) -> Option<(AskId, Vec<DeviceId>)> {
         let summary = self.queues.get(&NodeId::HOST)?.roster.summary()?;
-        let give = |device| self.available(device, ledger);
-        let bounds = Bounds::on_devices(summary, &self.shapes, ledger, give);
-        self.first_below(NodeId::HOST, &bounds, accounts, ledger)
+        let bounds = Bounds::on_devices(summary, &self.shapes, ledger, |shape, device| {
+            shape
+                .routes()
+                .iter()
+                .filter_map(|route| give_by(*route, shape, device, accounts, ledger, give))
+                .max()
+        });
+        self.first_below(NodeId::HOST, &bounds, accounts, ledger, give)
+    }
+
+    /// The first in the fair order below an account that `covered` finds covered, where the account's
+    /// guarantee still has so much on each device.
+    pub(crate) fn first_covered<T>(
+        &self,
+        node: NodeId,
+        ledger: &Ledger,
+        room: &dyn Fn(DeviceId) -> Option<Bytes>,
+        covered: &dyn Fn(&Ask) -> Option<T>,
+    ) -> Option<(AskId, T)> {
+        let queue = self.queues.get(&node)?;
+        let bounds =
+            Bounds::on_devices(queue.roster.summary()?, &self.shapes, ledger, |_, device| room(device));
+        queue.roster.first(&bounds, &mut |who| match who {
+            Who::Ask(id) => covered(self.get(id)).map(|found| (id, found)),
+            Who::Account(below) => self.first_covered(below, ledger, room, covered),
+        })
     }
 
     /// The oldest barrier for which devices that it is not bound to have room.
@@ -181,7 +242,19 @@ impl Line {
             let mut path = accounts.path(ask.account);
             more == 0 || path.all(|(_, node)| node.bytes.room(Standing::Newcomer) >= more)
         };
-        if self.roams(ask) { self.devices_for(ask, ledger, passes) } else { None }
+        if !self.roams(ask) {
+            return None;
+        }
+        let give = |device| self.available(device, ledger);
+        if ask.right != Right::Lent {
+            return self.devices_for(ask, ledger, give, passes);
+        }
+        // What it pledged at the arena is its own wherever it goes; of another device it pins anew.
+        let shape = self.shape_of(ask);
+        let pins = |device| pins(shape.hold, shape, device, ask.amount, ledger);
+        let allowed = |device| !accounts.stores.bind() || pins(device) <= accounts.pinned_room(device);
+        let give = |device| give(device).filter(|_| allowed(device));
+        self.devices_for(ask, ledger, give, passes)
     }
 
     /// The devices on which the ask fits behind all barriers: those with the most to give, or, where
@@ -190,12 +263,13 @@ impl Line {
         &self,
         ask: &Ask,
         ledger: &Ledger,
+        give: impl Fn(DeviceId) -> Option<Bytes>,
         affordable: impl Fn(Bytes) -> bool,
     ) -> Option<Vec<DeviceId>> {
         let shape = self.shape_of(ask);
         let fits = |device| {
-            let available = self.available(device, ledger)?;
-            (available.checked_sub(shape.overhead(device, ledger))? >= ask.amount).then_some(available)
+            let given = give(device)?;
+            (given.checked_sub(shape.overhead(device, ledger))? >= ask.amount).then_some(given)
         };
         let paid = |devices: &Vec<DeviceId>| affordable(cost(shape, ask.amount, devices, ledger));
         let roomiest = choose(shape, ledger, fits, |_| Bytes::ZERO).filter(paid);
@@ -205,20 +279,41 @@ impl Line {
 
     /// Where the ask can be granted now as one that is no barrier.
     pub(crate) fn placement(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) -> Option<Vec<DeviceId>> {
-        let gates = resources(self.shape_of(ask).purpose);
+        self.placement_in(ask, accounts, ledger, &|device| self.available(device, ledger))
+    }
+
+    /// Where it could be granted as one that is no barrier if the devices had so much to give.
+    fn placement_in(
+        &self,
+        ask: &Ask,
+        accounts: &Accounts,
+        ledger: &Ledger,
+        give: &dyn Fn(DeviceId) -> Option<Bytes>,
+    ) -> Option<Vec<DeviceId>> {
+        let shape = self.shape_of(ask);
+        let gates = resources(shape.purpose);
         let affordable = |cost: Bytes| {
             let room = |node: &Node, resource| node.gate(resource).room(Standing::Newcomer);
             let mut path = accounts.path(ask.account);
             path.all(|(_, node)| gates.iter().all(|r| room(node, *r) >= units(*r, cost)))
         };
-        self.devices_for(ask, ledger, affordable)
+        shape.routes().iter().find_map(|route| {
+            let give = |device| give_by(*route, shape, device, accounts, ledger, give);
+            self.devices_for(ask, ledger, give, affordable)
+        })
     }
 
     /// The asks in the order in which the line would serve them.
     pub(crate) fn in_order(&self) -> Vec<AskId> {
-        let own_drain = self.asks.values().filter(|ask| ask.stage == Stage::OwnDrain);
-        let barriers = self.asks.values().filter(|ask| ask.post().is_some());
-        let mut order: Vec<AskId> = own_drain.chain(barriers).map(|ask| ask.id).collect();
+        let own_drain = self.asks.values().filter(|ask| match ask.stage {
+            Stage::OwnDrain | Stage::Leaving => true,
+            Stage::InLine | Stage::Barrier { .. } => false,
+        });
+        let mut barriers: Vec<Turn> =
+            self.asks.values().filter(|ask| ask.post().is_some()).map(Ask::turn).collect();
+        barriers.sort_unstable();
+        let mut order: Vec<AskId> = own_drain.map(|ask| ask.id).collect();
+        order.extend(barriers.into_iter().map(|turn| turn.ask));
         self.walk_below(NodeId::HOST, &mut order);
         order
     }
@@ -240,12 +335,15 @@ impl Line {
         bounds: &Bounds,
         accounts: &Accounts,
         ledger: &Ledger,
+        give: &dyn Fn(DeviceId) -> Option<Bytes>,
     ) -> Option<(AskId, Vec<DeviceId>)> {
         let bounds = bounds.within(accounts.node(node), &self.shapes, ledger);
         let queue = self.queues.get(&node).expect("an account in a roster has a queue");
         queue.roster.first(&bounds, &mut |who| match who {
-            Who::Ask(id) => self.placement(self.get(id), accounts, ledger).map(|devices| (id, devices)),
-            Who::Account(below) => self.first_below(below, &bounds, accounts, ledger),
+            Who::Ask(id) => {
+                self.placement_in(self.get(id), accounts, ledger, give).map(|devices| (id, devices))
+            }
+            Who::Account(below) => self.first_below(below, &bounds, accounts, ledger, give),
         })
     }
 
@@ -287,6 +385,43 @@ pub(crate) const fn units(resource: crate::accounts::Resource, cost: Bytes) -> u
     match resource {
         crate::accounts::Resource::Slots => 1,
         crate::accounts::Resource::Bytes => cost.get(),
+    }
+}
+
+/// What a device that has so much to give gives to an ask of the shape that would hold it so: no more
+/// than the stores leave room for.
+fn give_by(
+    route: Pinning,
+    shape: &Shape,
+    device: DeviceId,
+    accounts: &Accounts,
+    ledger: &Ledger,
+    give: &dyn Fn(DeviceId) -> Option<Bytes>,
+) -> Option<Bytes> {
+    let given = give(device)?;
+    if !accounts.stores.bind() || shape.purpose == Use::Resume {
+        return Some(given);
+    }
+    match route {
+        Pinning::Pinned => Some(given.min(accounts.pinned_room(device))),
+        Pinning::Movable => {
+            let context = pins(route, shape, device, Bytes::ZERO, ledger);
+            let copies = Bytes::new(accounts.arena_room().get() / u64::from(shape.count()));
+            let fits = context <= accounts.pinned_room(device);
+            fits.then(|| given.min(copies.saturating_add(context)))
+        }
+    }
+}
+
+/// What an ask of the shape that is held so can't move of what it takes on a device.
+pub(crate) fn pins(route: Pinning, shape: &Shape, device: DeviceId, amount: Bytes, ledger: &Ledger) -> Bytes {
+    let context = match shape.purpose {
+        Use::Lease => shape.overhead(device, ledger),
+        Use::Growth | Use::Resume => Bytes::ZERO,
+    };
+    match route {
+        Pinning::Pinned => amount.saturating_add(context),
+        Pinning::Movable => context,
     }
 }
 

@@ -83,7 +83,7 @@ impl Arbiter {
     /// Whether the lease, the devices and the accounts have room for the process, beside what it is `given`.
     fn may_join(&self, process: ProcessId, id: LeaseId, given: &[DeviceId]) -> Result<(), Denial> {
         let lease = &self.leases[&id];
-        lease.active()?;
+        lease.lasting()?;
         if lease.members.contains(&process) {
             return Ok(());
         }
@@ -171,8 +171,8 @@ impl Arbiter {
         for id in self.process(process).asks.clone() {
             let ask = self.line.get(id);
             if let Want::Lease { terms, .. } = &ask.want {
-                let (shape, amount) = (self.shape_for(process, &terms.devices), ask.amount);
-                self.line.reshape(id, shape, amount, &mut self.accounts, &self.ledger);
+                let (shape, amount) = (self.shape_for(process, ask.account, terms), ask.amount);
+                self.reshape(id, shape, amount);
             }
         }
     }

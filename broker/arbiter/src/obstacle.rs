@@ -52,7 +52,7 @@ impl Arbiter {
     fn needs(&self, ask: &Ask) -> Vec<(DeviceId, Bytes)> {
         match &ask.stage {
             Stage::Barrier { needs, .. } => needs.clone(),
-            Stage::InLine | Stage::OwnDrain => self.line.least_missing(ask, &self.ledger),
+            Stage::InLine | Stage::OwnDrain | Stage::Leaving => self.line.least_missing(ask, &self.ledger),
         }
     }
 
@@ -98,7 +98,7 @@ impl Arbiter {
 
     /// Of the devices it needs, the one where most is missing.
     fn short_device(&self, ask: &Ask, needs: &[(DeviceId, Bytes)]) -> Option<Obstacle> {
-        let age = ask.post().is_some_and(Post::collects).then_some(ask.id);
+        let age = ask.post().is_some_and(Post::collects).then_some(ask.turn());
         let mut worst: Option<(Bytes, Obstacle)> = None;
         for (device, need) in needs {
             let book = self.ledger.book(*device);

@@ -36,6 +36,8 @@ impl Arbiter {
     fn hopeless_without(&self, id: AskId, device: DeviceId) -> Option<Denial> {
         let ask = self.line.get(id);
         match &ask.want {
+            // It waits for the device to come back: it has nowhere else to go.
+            Want::Resume(_) => None,
             Want::Segment(wanted) => (wanted.device == device).then_some(Denial::DeviceLost { device }),
             Want::Lease { terms, .. } => {
                 let fit =

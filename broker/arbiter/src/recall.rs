@@ -17,7 +17,7 @@ use crate::allocate::Reach;
 use crate::lease::{Lease, Outcome, Recall};
 use crate::ledger::minus;
 use crate::process::Presence;
-use crate::{Arbiter, Denial, Effect, Notice, RequestId, Why};
+use crate::{Arbiter, Denial, Effect, Notice, Occurrence, OnOverdue, RequestId, Signal, Why};
 
 impl Arbiter {
     pub(crate) fn recall(
@@ -38,7 +38,7 @@ impl Arbiter {
         Ok(())
     }
 
-    fn start_recall(
+    pub(crate) fn start_recall(
         &mut self,
         lease: LeaseId,
         targets: BTreeMap<DeviceId, (Bytes, Bytes)>,
@@ -53,6 +53,7 @@ impl Arbiter {
             *target = (target.0.min(ceiling), asked);
         }
         of.recall = Some(Recall { targets: all, deadline, outcome });
+        self.recalled.insert(lease);
         self.timers.set(Why::RecallDue(lease), deadline);
         for notice in self.notices(lease) {
             self.notify(lease, &notice);
@@ -86,7 +87,9 @@ impl Arbiter {
         let of = self.lease_mut(lease);
         if of.recall.as_ref().is_some_and(|recall| of.meets(recall)) {
             of.recall = None;
+            self.recalled.remove(&lease);
             self.timers.cancel(Why::RecallDue(lease));
+            self.timers.cancel(Why::GraceEnds(lease));
         }
     }
 
@@ -95,6 +98,29 @@ impl Arbiter {
             let recall = lease.recall.as_mut().expect("the timer goes with the recall");
             recall.outcome = Outcome::Missed;
         });
+        self.terminate_if_due(lease);
+    }
+
+    /// Policy may end a holder that let a deadline pass: told first, after the grace made.
+    pub(crate) fn terminate_if_due(&mut self, lease: LeaseId) {
+        let OnOverdue::Terminate { grace } = self.accounts.on_overdue(self.leases[&lease].account) else {
+            return;
+        };
+        let holders = self.holders(lease);
+        if holders.is_empty() || self.timers.due(Why::GraceEnds(lease)).is_some() {
+            return;
+        }
+        self.emit(Effect::Occurred { lease, what: Occurrence::Terminated });
+        for process in holders {
+            self.emit(Effect::Signal { process, signal: Signal::Term });
+        }
+        self.timers.set(Why::GraceEnds(lease), self.now.plus(grace));
+    }
+
+    pub(crate) fn grace_ends(&mut self, lease: LeaseId) {
+        for process in self.holders(lease) {
+            self.emit(Effect::Signal { process, signal: Signal::Kill });
+        }
     }
 
     /// A deadline passed: the lease may not grow.

@@ -8,7 +8,7 @@
 use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use crate::allocate::Reach;
-use crate::ledger::Bucket;
+use crate::ledger::{Bucket, minus};
 use crate::segment::{Claim, State};
 use crate::{Arbiter, Authority, Denial, Effect, LeaseState, Notice, RequestId, Why};
 
@@ -21,15 +21,13 @@ impl Arbiter {
     ) -> Result<(), Denial> {
         self.may_release(authority, lease)?;
         let state = self.leases[&lease].state;
-        if state == LeaseState::Active {
+        if state != LeaseState::Draining {
             self.announce_end(authority, lease);
         }
         let draining = self.leases[&lease].charge();
         let draining = crate::ledger::plus(draining.held, draining.draining);
         self.emit(Effect::Released { request, lease, draining });
-        if state == LeaseState::Active {
-            self.end_lease(lease);
-        }
+        self.end_lease(lease);
         Ok(())
     }
 
@@ -56,23 +54,83 @@ impl Arbiter {
         }
     }
 
-    /// An active lease is given back from now on; one that is already is left alone.
+    /// A lease is given back from now on; one that is already is left alone.
     pub(crate) fn end_lease(&mut self, lease: LeaseId) {
-        if self.leases[&lease].state != LeaseState::Active {
+        if self.leases[&lease].state == LeaseState::Draining {
             return;
         }
         self.lease_mut(lease).end(lease);
         self.stop_growth(lease, Reach::All, &Denial::Ending);
         self.disappoint(lease, &Denial::Ending);
         self.forget_name(lease);
+        self.forget_journey(lease);
         self.lease_mut(lease).recall = None;
+        self.recalled.remove(&lease);
         self.timers.cancel(Why::RecallDue(lease));
         self.timers.cancel(Why::GrantUnclaimed(lease));
         let devices: Vec<DeviceId> = self.leases[&lease].shares.keys().copied().collect();
         for device in devices {
             self.trim(lease, device);
         }
+        self.take_stock_everywhere(lease);
+        for segment in self.leases[&lease].segments.clone() {
+            self.abandon_copy(segment);
+        }
         self.bury(lease);
+    }
+
+    /// A lease that ends neither leaves nor comes back any more.
+    fn forget_journey(&mut self, lease: LeaseId) {
+        self.moving.remove(&lease);
+        if let Some(ask) = self.leases[&lease].residence.ask {
+            drop(self.drop_ask(ask));
+        }
+        self.refuse_resumers(lease, &Denial::Ending);
+        for why in
+            [Why::DrainDue(lease), Why::SwapDue(lease), Why::RestoreAgain(lease), Why::GraceEnds(lease)]
+        {
+            self.timers.cancel(why);
+        }
+    }
+
+    /// Nobody wants the host copy of a segment any more; what it takes of the device comes back.
+    fn abandon_copy(&mut self, id: SegmentId) {
+        let segment = self.segments.get_mut(&id).expect("a lease's segments exist");
+        let process = segment.process;
+        segment.state = match &mut segment.state {
+            State::Departing => State::Draining,
+            State::Stuck { suspects } => State::Quarantined { suspects: std::mem::take(suspects) },
+            State::Restoring => State::Creating(None),
+            State::Away => return self.forget_segment(id),
+            State::Creating(_)
+            | State::Live(_)
+            | State::Back(_)
+            | State::Draining
+            | State::Quarantined { .. } => {
+                return;
+            }
+        };
+        if segment.state == State::Creating(None) {
+            return;
+        }
+        if let Some(process) = self.processes.get_mut(&process) {
+            process.segments.remove(&id);
+        }
+    }
+
+    /// A segment that is away is no more.
+    fn forget_segment(&mut self, id: SegmentId) {
+        let segment = self.segments.remove(&id).expect("its caller looked");
+        let (lease, device) = (segment.lease, segment.device);
+        if let Some(process) = self.processes.get_mut(&segment.process) {
+            process.segments.remove(&id);
+        }
+        let of = self.lease_mut(lease);
+        of.segments.remove(&id);
+        let share = of.share_mut(device);
+        share.away = minus(share.away, segment.bytes);
+        self.take_stock(lease, device);
+        self.emit(Effect::Forget { segment: id });
     }
 
     /// The owner's session may use the ask's name again.
@@ -114,10 +172,21 @@ impl Arbiter {
     ) -> Result<(), Denial> {
         let process = self.session(session)?.process;
         self.lease_of_member(process, lease)?;
-        let live = self.segments.get(&segment).filter(|s| matches!(s.state, State::Live(_)));
-        live.filter(|s| s.lease == lease && s.process == process).ok_or(Denial::NoSuchSegment)?;
+        let known = self.segments.get(&segment).filter(|s| s.lease == lease && s.process == process);
+        let drains = match known.map(|s| &s.state) {
+            Some(State::Live(_) | State::Back(_)) => true,
+            Some(State::Departing | State::Stuck { .. } | State::Away | State::Restoring) => false,
+            Some(State::Creating(_) | State::Draining | State::Quarantined { .. }) | None => {
+                return Err(Denial::NoSuchSegment);
+            }
+        };
         self.emit(Effect::Done { request });
-        self.drain(segment);
+        if drains {
+            self.drain(segment);
+        } else {
+            self.abandon_copy(segment);
+            self.move_on(lease);
+        }
         Ok(())
     }
 
@@ -134,6 +203,7 @@ impl Arbiter {
         // What waits for the lease's own bytes may be covered by these now, and needs less set aside.
         self.review(lease, device);
         self.weigh_recall(lease);
+        self.move_on(lease);
     }
 
     /// The process is dead: it maps nothing any more.
@@ -147,7 +217,10 @@ impl Arbiter {
                         self.deny(request, Denial::Withdrawn);
                     }
                 }
-                State::Live(_) => self.drain(id),
+                State::Live(_) | State::Back(_) => self.drain(id),
+                State::Departing | State::Stuck { .. } | State::Away | State::Restoring => {
+                    self.abandon_copy(id)
+                }
                 State::Draining | State::Quarantined { .. } => {
                     unreachable!("a process's set has no segments that were given back")
                 }
@@ -159,19 +232,25 @@ impl Arbiter {
         let Some(segment) = self.segments.get_mut(&id) else {
             return;
         };
-        if let State::Live(claim) = &mut segment.state {
+        if let State::Live(claim) | State::Back(claim) = &mut segment.state {
             *claim = Claim::Claimed;
         }
         let lease = segment.lease;
         self.lease_mut(lease).used = true;
+        self.move_on(lease);
     }
 
     pub(crate) fn freed(&mut self, id: SegmentId) {
         let from = match self.segments.get(&id).map(|segment| &segment.state) {
             Some(State::Draining) => Bucket::Draining,
             Some(State::Quarantined { .. }) => Bucket::Quarantined,
+            Some(State::Departing) => return self.went_away(id, Bucket::Draining),
+            Some(State::Stuck { .. }) => return self.went_away(id, Bucket::Quarantined),
             // A late or doubled word of the device: what it was about was settled.
-            Some(State::Creating(_) | State::Live(_)) | None => return,
+            Some(State::Creating(_) | State::Live(_) | State::Away | State::Restoring | State::Back(_))
+            | None => {
+                return;
+            }
         };
         self.bring_back(id, from);
     }
@@ -187,8 +266,12 @@ impl Arbiter {
                 self.shift(lease, device, Bucket::Draining, Bucket::Quarantined, bytes);
                 self.review(lease, device);
             }
-            State::Quarantined { suspects } => *suspects = now,
-            State::Creating(_) | State::Live(_) => {}
+            State::Departing => {
+                segment.state = State::Stuck { suspects: now };
+                self.shift(lease, device, Bucket::Draining, Bucket::Quarantined, bytes);
+            }
+            State::Quarantined { suspects } | State::Stuck { suspects } => *suspects = now,
+            State::Creating(_) | State::Live(_) | State::Away | State::Restoring | State::Back(_) => {}
         }
     }
 }

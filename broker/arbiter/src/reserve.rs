@@ -73,6 +73,7 @@ impl Arbiter {
         ask.deadline = deadline(wanted.patience, ask.since);
         let ask = ask.clone();
         self.line.enroll(id, &mut self.accounts);
+        self.promote(id);
         self.set_ask_timers(&ask);
         if let Some(denial) = self.no_growth(&ask, &wanted) {
             self.refuse_ask(id, denial);
@@ -98,8 +99,8 @@ impl Arbiter {
             let wanted = self.wanted(id);
             if wanted.device == device {
                 let amount = self.leases[&lease].share(device).beyond(wanted.bytes);
-                let shape = Shape::growth(device);
-                self.line.reshape(id, shape, amount, &mut self.accounts, &self.ledger);
+                let shape = Shape::growth(device, self.growth_hold(lease));
+                self.reshape(id, shape, amount);
             }
         }
     }

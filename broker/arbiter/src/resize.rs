@@ -7,7 +7,7 @@ use crate::lease::Lease;
 use crate::ledger::{Bucket, plus};
 use crate::line::ask::Stage;
 use crate::terms::sized;
-use crate::{Arbiter, Denial, Effect, RequestId};
+use crate::{Arbiter, Denial, Effect, Pinning, RequestId};
 
 impl Arbiter {
     pub(crate) fn resize(
@@ -30,7 +30,8 @@ impl Arbiter {
         }
         let of = self.lease_mut(lease);
         (of.reserve, of.limit) = (reserve, limit);
-        let devices: Vec<DeviceId> = of.shares.keys().copied().collect();
+        self.take_stock_everywhere(lease);
+        let devices: Vec<DeviceId> = self.leases[&lease].shares.keys().copied().collect();
         for device in devices {
             self.review(lease, device);
         }
@@ -47,6 +48,35 @@ impl Arbiter {
             if grows && let Err(denial) = within_lease(&self.leases[&lease], &self.wanted(id)) {
                 self.refuse_ask(id, denial);
             }
+        }
+    }
+
+    /// Whether more of the lease can be pinned, or copied to host memory. A guarantee that covered it is not asked
+    /// again: what it is given beyond counts as pinned where it can't move.
+    fn stockable(&self, lease: &Lease, more: &[(DeviceId, Bytes)]) -> Result<(), Denial> {
+        if !self.accounts.stores.bind() {
+            return Ok(());
+        }
+        match lease.pinning {
+            Pinning::Pinned => {
+                let full = more.iter().find(|(device, bytes)| *bytes > self.accounts.pinned_room(*device));
+                full.map_or(Ok(()), |(device, bytes)| Err(self.pinned_full(*device, *bytes)))
+            }
+            Pinning::Movable => {
+                let asked = more.iter().fold(Bytes::ZERO, |sum, (_, bytes)| plus(sum, *bytes));
+                self.copyable(asked)
+            }
+        }
+    }
+
+    /// Whether there is host memory for copies of so much more.
+    pub(crate) fn copyable(&self, asked: Bytes) -> Result<(), Denial> {
+        let (used, capacity) = self.accounts.arena_figures();
+        let free = capacity.saturating_sub(used);
+        if asked <= self.accounts.arena_room() {
+            Ok(())
+        } else {
+            Err(Denial::ArenaFull { capacity, free, asked })
         }
     }
 
@@ -68,6 +98,7 @@ impl Arbiter {
                 return Err(Denial::NoRoom { asked: *asked, room, device: *device });
             }
         }
+        self.stockable(lease, more)?;
         self.affordable(lease.account, more.iter().fold(Bytes::ZERO, |sum, (_, bytes)| plus(sum, *bytes)))
     }
 }

@@ -72,6 +72,7 @@ impl Arbiter {
             self.lease_mut(lease).attendance = Attendance::Attended;
             self.remind(session, lease);
         }
+        self.remind_of_moves(session);
     }
 
     pub(crate) fn stayed_away(&mut self, session: SessionId) {
@@ -95,6 +96,9 @@ impl Arbiter {
     fn end_session(&mut self, session: SessionId) {
         let open = self.sessions.get(&session).expect("its caller looked");
         let process = open.process;
+        for lease in self.process(process).leases.clone() {
+            self.forsake(lease, |_, waiter| waiter == session);
+        }
         // The youngest first: an older one that leaves would let a younger one of the same lease pass.
         for ask in self.process(process).asks.clone().into_iter().rev() {
             if self.line.asks.get(&ask).is_some_and(|ask| ask.session == session) {
@@ -135,6 +139,10 @@ impl Arbiter {
             return;
         };
         let sessions: Vec<SessionId> = dead.sessions.iter().copied().collect();
+        for lease in dead.leases.clone() {
+            self.forsake(lease, |waiter, _| waiter == process);
+        }
+        let dead = self.process(process);
         // The youngest first: an older one that leaves would let a younger one of the same lease pass.
         for ask in dead.asks.clone().into_iter().rev() {
             self.refuse_ask(ask, Denial::Withdrawn);
@@ -155,6 +163,7 @@ impl Arbiter {
         self.drop_contexts(process, lease);
         let left = self.lease_mut(lease);
         left.members.remove(&process);
+        left.residence.undrained.remove(&process);
         let owned = left.owner.session.filter(|session| self.sessions[session].process == process);
         if let Some(session) = owned {
             self.disown(session, lease);
@@ -164,6 +173,7 @@ impl Arbiter {
             self.end_lease(lease);
         }
         self.bury(lease);
+        self.move_on(lease);
     }
 
     /// The lease's owner is gone; its other members keep it.

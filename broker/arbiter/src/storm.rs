@@ -10,7 +10,7 @@ use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, mi
 
 use crate::accounts::Resource;
 use crate::line::ask::{Ask, Post, Stage};
-use crate::{Arbiter, Budgets, DeviceSpec, Effect, Event, Policy, RequestId, Time};
+use crate::{Arbiter, Budgets, DeviceSpec, Effect, Event, Notice, Occurrence, Policy, RequestId, Time};
 
 struct Storm {
     arbiter: Arbiter,
@@ -50,7 +50,12 @@ impl Storm {
                 overhead_estimate: mib(2 * storm.under(3)),
             })
             .collect();
-        let (policy, budgets) = (storm.policy(), storm.budgets());
+        let mut policy = storm.policy();
+        let mut budgets = storm.budgets();
+        if budgets.fit(&policy, &devices).is_err() {
+            policy.pinned_max = None;
+            budgets = Budgets { groups: BTreeMap::new(), users: BTreeMap::new(), ..budgets };
+        }
         storm.arbiter = Arbiter::new(policy, budgets, &devices);
         storm
     }
@@ -85,7 +90,7 @@ impl Storm {
 
     fn step(&mut self, event: Event) {
         if let Event::Abandoned { request } = &event {
-            self.open.retain(|open, what| open != request || *what != "allocate");
+            self.open.retain(|open, what| open != request || !["allocate", "resume"].contains(what));
         }
         let known: BTreeSet<_> = self.arbiter.line.asks.values().filter_map(|ask| ask.request).collect();
         let left = matches!(event, Event::Unattended { .. });
@@ -129,15 +134,15 @@ impl Storm {
                     }
                 }
                 Effect::Create { segment, .. } => self.segments.push(segment),
+                Effect::Occurred { what, .. } => drop(self.seen.insert(happened(&what))),
+                Effect::Notify { notice, .. } => drop(self.seen.insert(told(&notice))),
                 Effect::LeaseGone { lease } => self.leases.retain(|l| *l != lease),
                 Effect::SessionGone { session } => self.sessions.retain(|(s, _)| *s != session),
                 Effect::Queued { .. }
                 | Effect::Reclaim { .. }
-                | Effect::Notify { .. }
                 | Effect::Restore { .. }
                 | Effect::Forget { .. }
                 | Effect::Signal { .. }
-                | Effect::Occurred { .. }
                 | Effect::Overdue { .. }
                 | Effect::ProcessGone { .. } => {}
             }
@@ -169,6 +174,10 @@ impl Storm {
         for _ in 0..steps {
             let event = self.event();
             self.step(event);
+            if self.under(2) == 0 {
+                let event = self.journey();
+                self.step(event);
+            }
             self.device();
             if self.under(8) == 0 {
                 drop(self.arbiter.snapshot(Time::after_start(self.clock)));
@@ -194,18 +203,46 @@ impl Storm {
         assert!(self.open.is_empty(), "nobody answered {:?}", self.open);
         assert_eq!(self.arbiter.poll_timeout(), None);
         assert!(self.arbiter.processes.is_empty() && self.arbiter.users.is_empty());
-        assert_eq!(self.arbiter.accounts.all().count(), 1, "accounts are left");
+        let accounts = self.arbiter.accounts.all().filter(|(_, node)| !node.is_store());
+        assert_eq!(accounts.count(), 1, "accounts are left");
+        assert!(snapshot.arena.free == snapshot.arena.capacity, "{:?}", snapshot.arena);
     }
 }
 
 fn stage(ask: &Ask) -> &'static str {
     match ask.stage {
         Stage::OwnDrain => "own drain",
+        Stage::Leaving => "leaving",
         Stage::InLine => "in line",
         Stage::Barrier { post: Post::Hopeless, .. } => "hopeless",
         Stage::Barrier { post: Post::Parked(_, Resource::Slots), .. } => "parked for a slot",
         Stage::Barrier { post: Post::Parked(_, Resource::Bytes), .. } => "parked for bytes",
         Stage::Barrier { post: Post::Collecting, .. } => "collecting",
+    }
+}
+
+fn happened(what: &Occurrence) -> &'static str {
+    match what {
+        Occurrence::Suspending => "suspending",
+        Occurrence::Suspended => "suspended",
+        Occurrence::Resuming => "resuming",
+        Occurrence::Resumed => "back",
+        Occurrence::SuspendCancelled(_) => "cancelled",
+        Occurrence::SwapFailed(_) => "swap failed",
+        Occurrence::Pinned(_) => "pinned",
+        Occurrence::Terminated => "terminated",
+    }
+}
+
+fn told(notice: &Notice) -> &'static str {
+    match notice {
+        Notice::Recall { .. } => "told: recall",
+        Notice::Ended { .. } => "told: ended",
+        Notice::Suspend { .. } => "told: suspend",
+        Notice::SwapOut { .. } => "told: swap out",
+        Notice::SuspendCancelled { .. } => "told: cancelled",
+        Notice::SegmentBack { .. } => "told: segment back",
+        Notice::Pinned { .. } => "told: pinned",
     }
 }
 

@@ -1,12 +1,17 @@
 //! The state as plain data.
 
+use std::collections::BTreeSet;
+
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId};
 
 use crate::lease::Lease;
-use crate::line::ask::{Ask, Stage, Want};
+use crate::line::ask::{Ask, Right, Stage, Want};
 use crate::process::{Figure, Presence};
 use crate::segment::State;
-use crate::{Arbiter, AskView, DeviceWish, LeaseView, MemberView, Pinning, Purpose, Snapshot, Time};
+use crate::{
+    Arbiter, ArenaView, AskView, DeviceView, DeviceWish, Idleness, LeaseView, MemberView, Pinning, Purpose,
+    Snapshot, Time,
+};
 
 impl Arbiter {
     /// The state as plain data. Its cost grows with all there is: make it on demand, a few times a second.
@@ -15,13 +20,34 @@ impl Arbiter {
         Snapshot {
             generation: self.generation,
             at: now,
-            devices: self.ledger.views(),
+            devices: self.device_views(),
             leases: self.leases.iter().map(|(id, lease)| self.lease_view(*id, lease)).collect(),
             waiting: self.line.in_order().into_iter().map(|ask| self.ask_view(ask)).collect(),
             accounts: self.accounts.views(),
             sessions: u32::try_from(self.sessions.len()).expect("sessions are bounded by a 32-bit number"),
-            arena: crate::ArenaView::default(),
+            arena: self.arena_view(),
         }
+    }
+
+    fn device_views(&self) -> Vec<DeviceView> {
+        let mut views = self.ledger.views();
+        for view in &mut views {
+            (view.pinned, view.pinned_max) = self.accounts.pinned_figures(view.id, view.capacity);
+        }
+        views
+    }
+
+    fn arena_view(&self) -> ArenaView {
+        let (used, capacity) = self.accounts.arena_figures();
+        let filled = self.leases.values().map(|lease| self.copied(lease)).sum::<Bytes>().min(used);
+        let (free, set_aside) = (capacity.saturating_sub(used), used.saturating_sub(filled));
+        ArenaView { capacity, free, set_aside, filled }
+    }
+
+    /// What of the lease is in host copies.
+    fn copied(&self, lease: &Lease) -> Bytes {
+        let segments = lease.segments.iter().map(|id| &self.segments[id]);
+        segments.filter(|segment| segment.state.is_copied()).map(|segment| segment.bytes).sum()
     }
 
     /// One lease, as the snapshot would show it.
@@ -65,12 +91,12 @@ impl Arbiter {
             waited: lease.waited,
             members: lease.members.iter().map(|member| self.member_view(*member, id)).collect(),
             pinned: lease.terms.pinning == Pinning::Pinned,
-            movable: false,
-            guaranteed: false,
-            idle: false,
-            swapped: Bytes::ZERO,
-            resident_since: Some(lease.granted_at),
-            suspensions: 0,
+            movable: lease.pinning == Pinning::Movable,
+            guaranteed: lease.right == Right::Guaranteed,
+            idle: lease.residence.idleness == Idleness::Idle,
+            swapped: self.copied(lease),
+            resident_since: lease.resident().is_ok().then_some(lease.residence.since),
+            suspensions: lease.residence.suspensions,
         }
     }
 
@@ -78,8 +104,14 @@ impl Arbiter {
         let mut pids: Vec<Pid> = Vec::new();
         for segment in &lease.segments {
             match &self.segments[segment].state {
-                State::Quarantined { suspects } => pids.extend(suspects),
-                State::Creating(_) | State::Live(_) | State::Draining => {}
+                State::Quarantined { suspects } | State::Stuck { suspects } => pids.extend(suspects),
+                State::Creating(_)
+                | State::Live(_)
+                | State::Draining
+                | State::Departing
+                | State::Away
+                | State::Restoring
+                | State::Back(_) => {}
             }
         }
         pids.sort_unstable();
@@ -106,7 +138,7 @@ impl Arbiter {
         let (name, reserve, limit) = self.wanted_sizes(ask);
         AskView {
             id,
-            lease: ask.grows(),
+            lease: ask.lease(),
             name,
             uid: peer.uid,
             pid: peer.pid,
@@ -125,11 +157,23 @@ impl Arbiter {
             purpose: match &ask.want {
                 Want::Lease { .. } => Purpose::Lease,
                 Want::Segment(_) => Purpose::Growth,
+                Want::Resume(_) => Purpose::Resume,
             },
-            guaranteed: false,
-            recalled: Vec::new(),
+            guaranteed: ask.right == Right::Guaranteed,
+            recalled: self.recalled_for(ask),
             at_latest: None,
         }
+    }
+
+    fn recalled_for(&self, ask: &Ask) -> Vec<LeaseId> {
+        if self.moving.is_empty() && self.recalled.is_empty() {
+            return Vec::new();
+        }
+        let devices: BTreeSet<DeviceId> = match self.bound_devices(ask) {
+            bound if bound.is_empty() => self.ledger.usable().map(|(device, _)| device).collect(),
+            bound => bound.into_iter().collect(),
+        };
+        self.recalled_on(&devices)
     }
 
     fn wanted_sizes(&self, ask: &Ask) -> (String, Bytes, Bytes) {
@@ -138,6 +182,11 @@ impl Arbiter {
             Want::Segment(wanted) => {
                 let lease = &self.leases[&wanted.lease];
                 (lease.terms.name.clone(), wanted.bytes, lease.limit)
+            }
+            Want::Resume(lease) => {
+                let lease = &self.leases[lease];
+                let most = lease.footprint().into_values().max().unwrap_or_default();
+                (lease.terms.name.clone(), most, lease.limit)
             }
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   own drain ----------.   (within the reserve: it waits for its lease's own bytes, not in the line)
-//!                        \
-//!   in line ---max_wait--> barrier: hopeless <-> parked at an account <-> collecting on its devices
-//!      \___________________________\______________________\____________________\___> granted, denied, withdrawn
+//!   leaving -.           \  (a resume that came while the lease was still on its way out)
+//!             v           v
+//!   in line ---max_wait, guarantee--> barrier: hopeless <-> parked at an account <-> collecting on its devices
+//!      \__________________________________\______________________\____________________\___> granted, denied, withdrawn
 //! ```
 
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
@@ -21,6 +22,31 @@ pub(crate) enum Want {
     Lease { ask_name: u64, terms: Terms },
     /// A segment in a lease.
     Segment(Wanted),
+    /// The memory of a suspended lease.
+    Resume(LeaseId),
+}
+
+/// By what right bytes are asked for or held: who has the better one goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Right {
+    /// A swap that failed took it: it comes back before all others.
+    Returning,
+    /// A guarantee covers it.
+    Guaranteed,
+    /// Out of what nobody is owed.
+    Lent,
+}
+
+/// An ask's place among barriers: by right, then by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    pub(crate) right: Right,
+    pub(crate) ask: AskId,
+}
+
+impl Turn {
+    /// Behind every ask.
+    pub(crate) const LAST: Self = Self { right: Right::Lent, ask: AskId::new(u64::MAX) };
 }
 
 /// Where a barrier stands.
@@ -40,6 +66,8 @@ pub(crate) enum Post {
 pub(crate) enum Stage {
     /// It waits for bytes of its own lease's reserve that are on their way back.
     OwnDrain,
+    /// It wants back a lease that is still on its way out.
+    Leaving,
     /// It waits its turn.
     InLine,
     /// It has waited so long that nothing overtakes it. With what it needs on the devices it is bound to.
@@ -74,29 +102,50 @@ pub(crate) struct Ask {
     pub(crate) amount: Bytes,
     pub(crate) stage: Stage,
     pub(crate) seniority: Seniority,
+    pub(crate) right: Right,
+    /// What it counts for, on each device, in the guarantees that cover it.
+    pub(crate) covered: Vec<(DeviceId, Bytes)>,
 }
 
 impl Ask {
-    /// The lease that it wants more for.
+    pub(crate) const fn turn(&self) -> Turn {
+        Turn { right: self.right, ask: self.id }
+    }
+
+    /// The lease that it wants a segment for.
     pub(crate) const fn grows(&self) -> Option<LeaseId> {
+        match &self.want {
+            Want::Lease { .. } | Want::Resume(_) => None,
+            Want::Segment(wanted) => Some(wanted.lease),
+        }
+    }
+
+    /// The lease that it wants memory for, if there is one already.
+    pub(crate) const fn lease(&self) -> Option<LeaseId> {
         match &self.want {
             Want::Lease { .. } => None,
             Want::Segment(wanted) => Some(wanted.lease),
+            Want::Resume(lease) => Some(*lease),
         }
     }
 
     /// Whether the fair order may grant it.
     pub(crate) const fn is_in_roster(&self) -> bool {
         match self.stage {
-            Stage::OwnDrain | Stage::Barrier { .. } => false,
+            Stage::OwnDrain | Stage::Leaving | Stage::Barrier { .. } => false,
             Stage::InLine => true,
         }
+    }
+
+    /// Whether it counts in a guarantee on the device.
+    pub(crate) fn covers(&self, device: DeviceId) -> bool {
+        self.covered.iter().any(|(covered, _)| *covered == device)
     }
 
     /// What it needs on the devices that it is bound to.
     pub(crate) fn needs(&self) -> &[(DeviceId, Bytes)] {
         match &self.stage {
-            Stage::OwnDrain | Stage::InLine => &[],
+            Stage::OwnDrain | Stage::Leaving | Stage::InLine => &[],
             Stage::Barrier { needs, .. } => needs,
         }
     }
@@ -104,7 +153,7 @@ impl Ask {
     /// Where it stands as a barrier.
     pub(crate) const fn post(&self) -> Option<Post> {
         match &self.stage {
-            Stage::OwnDrain | Stage::InLine => None,
+            Stage::OwnDrain | Stage::Leaving | Stage::InLine => None,
             Stage::Barrier { post, .. } => Some(*post),
         }
     }
@@ -112,7 +161,7 @@ impl Ask {
     pub(crate) fn stand(&mut self, at: Post) {
         match &mut self.stage {
             Stage::Barrier { post, .. } => *post = at,
-            Stage::OwnDrain | Stage::InLine => {
+            Stage::OwnDrain | Stage::Leaving | Stage::InLine => {
                 panic!("{} is {:?} and can't stand at {at:?}", self.id, self.stage)
             }
         }
@@ -123,6 +172,6 @@ impl Ask {
 pub(crate) const fn resources(purpose: Use) -> &'static [Resource] {
     match purpose {
         Use::Lease => &[Resource::Slots, Resource::Bytes],
-        Use::Growth => &[Resource::Bytes],
+        Use::Growth | Use::Resume => &[Resource::Bytes],
     }
 }

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use gpulease_words::{AskId, Bytes};
+use gpulease_words::AskId;
 
 use crate::accounts::Accounts;
 #[cfg(test)]
 use crate::accounts::NodeId;
 use crate::ledger::Ledger;
 use crate::line::Line;
-use crate::line::ask::{Ask, Post, resources};
+use crate::line::ask::{Ask, Post};
 use crate::line::gate::Stand;
 use crate::line::roster::Who;
-use crate::line::units;
 
 impl Line {
     /// Panics when a derived figure is wrong, or when an ask waits that could be granted.
@@ -23,12 +22,13 @@ impl Line {
         assert_eq!(self.roamers.all(), roam, "who roams");
         self.check_rosters(accounts, ledger);
         for ask in self.asks.values() {
-            self.check_gates(ask, accounts);
+            self.check_gates(ask, accounts, ledger);
         }
         for (_, node) in accounts.all() {
             node.bytes.check();
             node.slots.check();
-            let known = node.bytes.asks().chain(node.slots.asks()).all(|ask| self.asks.contains_key(&ask));
+            let known =
+                node.bytes.asks().chain(node.slots.asks()).all(|turn| self.asks.contains_key(&turn.ask));
             assert!(known, "{} knows asks that are gone", node.key);
         }
         if let Some(ask) = self.overlooked(accounts, ledger) {
@@ -72,21 +72,18 @@ impl Line {
     }
 
     /// A barrier has pledged at every gate below where it stands, and nowhere above.
-    fn check_gates(&self, ask: &Ask, accounts: &Accounts) {
-        let cost: Bytes = ask.needs().iter().map(|(_, need)| *need).sum();
+    fn check_gates(&self, ask: &Ask, accounts: &Accounts, ledger: &Ledger) {
         let mut passed = ask.post().is_some_and(|post| post != Post::Hopeless);
-        for (id, node) in accounts.path(ask.account) {
-            for resource in resources(self.shape_of(ask).purpose) {
-                let amount = units(*resource, cost);
-                let parked = ask.post() == Some(Post::Parked(id, *resource));
-                let expected = match (parked, passed) {
-                    (true, _) => Stand::Parked(amount),
-                    (false, true) => Stand::Pledged(amount),
-                    (false, false) => Stand::Absent,
-                };
-                assert_eq!(node.gate(*resource).stand_of(ask.id), expected, "{} at {}", ask.id, node.key);
-                passed &= !parked;
-            }
+        for ((id, resource), amount) in self.steps(ask, accounts, ledger) {
+            let node = accounts.node(id);
+            let parked = ask.post() == Some(Post::Parked(id, resource));
+            let expected = match (parked, passed) {
+                (true, _) => Stand::Parked(amount),
+                (false, true) if amount > 0 => Stand::Pledged(amount),
+                (false, _) => Stand::Absent,
+            };
+            assert_eq!(node.gate(resource).stand_of(ask.turn()), expected, "{} at {}", ask.id, node.key);
+            passed &= !parked;
         }
     }
 
@@ -94,7 +91,7 @@ impl Line {
     fn overlooked(&self, accounts: &Accounts, ledger: &Ledger) -> Option<AskId> {
         let fits = |ask: &&Ask| match ask.post() {
             Some(Post::Collecting) => ask.needs().iter().all(|(device, need)| {
-                self.piles.left(*device, ledger.book(*device).free, Some(ask.id)) >= *need
+                self.piles.left(*device, ledger.book(*device).free, Some(ask.turn())) >= *need
             }),
             Some(Post::Hopeless | Post::Parked(..)) | None => false,
         };
@@ -108,14 +105,16 @@ impl Line {
     /// The next ask found the slow way: every account, in order.
     #[cfg(test)]
     pub(crate) fn first_the_slow_way(&self, accounts: &Accounts, ledger: &Ledger) -> Option<AskId> {
-        let barriers = self.asks.values().filter(|ask| ask.post() == Some(Post::Collecting));
-        let ripe = |ask: &&Ask| {
-            let left = |device| self.piles.left(device, ledger.book(device).free, Some(ask.id));
+        let mut barriers: Vec<&Ask> =
+            self.asks.values().filter(|ask| ask.post() == Some(Post::Collecting)).collect();
+        barriers.sort_by_key(|ask| ask.turn());
+        let ripe = |ask: &&&Ask| {
+            let left = |device| self.piles.left(device, ledger.book(device).free, Some(ask.turn()));
             ask.needs().iter().all(|(device, need)| left(*device) >= *need)
         };
-        let barrier = barriers.clone().find(ripe);
-        let roams = |ask: &&Ask| self.elsewhere(ask, accounts, ledger).is_some();
-        let barrier = barrier.or_else(|| barriers.clone().find(roams)).map(|ask| ask.id);
+        let barrier = barriers.iter().find(ripe);
+        let roams = |ask: &&&Ask| self.elsewhere(ask, accounts, ledger).is_some();
+        let barrier = barrier.or_else(|| barriers.iter().find(roams)).map(|ask| ask.id);
         barrier.or_else(|| self.first_below_slowly(NodeId::HOST, accounts, ledger))
     }
 

@@ -13,12 +13,12 @@
 //!                     oldest first
 //! ```
 //!
-//! Whoever pledged here is older than whoever is parked: an ask that comes late, because it was
-//! hopeless for a while or needs more now, takes its place by its age.
+//! Whoever pledged here goes before whoever is parked, by their [`Turn`]s: an ask that comes late,
+//! because it was hopeless for a while, needs more now, or is covered by a guarantee, takes its place.
 
 use std::collections::BTreeMap;
 
-use gpulease_words::AskId;
+use crate::line::ask::Turn;
 
 /// Whom room is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,14 +35,19 @@ pub(crate) struct Gate {
     limit: Option<u64>,
     used: u64,
     pledged: u128,
-    pledges: BTreeMap<AskId, u64>,
-    parked: BTreeMap<AskId, u64>,
+    pledges: BTreeMap<Turn, u64>,
+    parked: BTreeMap<Turn, u64>,
 }
 
 impl Gate {
     /// An unused gate.
     pub(crate) fn new(limit: Option<u64>) -> Self {
         Self { limit, ..Self::default() }
+    }
+
+    /// The operator says another limit: nobody loses what is used.
+    pub(crate) fn set_limit(&mut self, limit: Option<u64>) {
+        self.limit = limit;
     }
 
     pub(crate) const fn limit(&self) -> Option<u64> {
@@ -86,7 +91,7 @@ impl Gate {
 
     /// The ask pledges the amount, or is parked where older ones leave too little room. Younger
     /// ones are for [`Self::step_back`] then.
-    pub(crate) fn climb(&mut self, ask: AskId, amount: u64) -> Climb {
+    pub(crate) fn climb(&mut self, ask: Turn, amount: u64) -> Climb {
         if amount > 0 && !self.has_room_behind_older(ask, amount) {
             self.parked.insert(ask, amount);
             return Climb::Parked;
@@ -96,7 +101,7 @@ impl Gate {
     }
 
     /// Looks at as many younger ones as would have to step back, from the youngest on.
-    fn has_room_behind_older(&self, ask: AskId, amount: u64) -> bool {
+    fn has_room_behind_older(&self, ask: Turn, amount: u64) -> bool {
         let Some(limit) = self.limit else {
             return true;
         };
@@ -116,7 +121,7 @@ impl Gate {
     }
 
     /// The oldest parked ask for which there is room now, pledged.
-    pub(crate) fn admit_head(&mut self) -> Option<AskId> {
+    pub(crate) fn admit_head(&mut self) -> Option<Turn> {
         let (ask, amount) = self.parked.first_key_value().map(|(ask, amount)| (*ask, *amount))?;
         if self.room(Standing::Head) < amount {
             return None;
@@ -128,7 +133,7 @@ impl Gate {
 
     /// The youngest pledge, where more is used and pledged than the limit allows, or an older ask
     /// is parked; it is parked now.
-    pub(crate) fn step_back(&mut self) -> Option<AskId> {
+    pub(crate) fn step_back(&mut self) -> Option<Turn> {
         let overrun = u128::from(self.used) + self.pledged > u128::from(self.limit?);
         let youngest = *self.pledges.last_key_value()?.0;
         let overtakes = self.parked.first_key_value().is_some_and(|(oldest, _)| *oldest < youngest);
@@ -142,7 +147,7 @@ impl Gate {
     }
 
     /// The ask no longer waits here.
-    pub(crate) fn forget(&mut self, ask: AskId) {
+    pub(crate) fn forget(&mut self, ask: Turn) {
         self.parked.remove(&ask);
         if let Some(amount) = self.pledges.remove(&ask) {
             self.pledged -= u128::from(amount);
@@ -150,17 +155,17 @@ impl Gate {
     }
 
     /// How the ask stands here.
-    pub(crate) fn stand_of(&self, ask: AskId) -> Stand {
+    pub(crate) fn stand_of(&self, ask: Turn) -> Stand {
         match (self.pledges.get(&ask), self.parked.get(&ask)) {
             (None, None) => Stand::Absent,
             (Some(amount), None) => Stand::Pledged(*amount),
             (None, Some(amount)) => Stand::Parked(*amount),
-            (Some(_), Some(_)) => panic!("{ask} is both pledged and parked"),
+            (Some(_), Some(_)) => panic!("{ask:?} is both pledged and parked"),
         }
     }
 
     /// Every ask that stands here.
-    pub(crate) fn asks(&self) -> impl Iterator<Item = AskId> {
+    pub(crate) fn asks(&self) -> impl Iterator<Item = Turn> {
         self.pledges.keys().chain(self.parked.keys()).copied()
     }
 
@@ -169,13 +174,13 @@ impl Gate {
         let sum: u128 = self.pledges.values().map(|amount| u128::from(*amount)).sum();
         assert_eq!(sum, self.pledged, "an account's pledges");
         if let Some((ask, amount)) = self.parked.first_key_value() {
-            assert!(self.room(Standing::Head) < *amount, "{ask} is parked where there is room for it");
+            assert!(self.room(Standing::Head) < *amount, "{ask:?} is parked where there is room for it");
             let youngest = self.pledges.last_key_value().map(|(pledged, _)| *pledged);
-            assert!(youngest < Some(*ask), "{youngest:?} pledged and {ask}, which is older, is parked");
+            assert!(youngest < Some(*ask), "{youngest:?} pledged and {ask:?}, which goes first, is parked");
         }
     }
 
-    fn pledge(&mut self, ask: AskId, amount: u64) {
+    fn pledge(&mut self, ask: Turn, amount: u64) {
         if amount > 0 {
             self.pledged += u128::from(amount);
             self.pledges.insert(ask, amount);

@@ -1,8 +1,8 @@
 //! What barriers hold back on each device.
 //!
 //! For an ask that is no barrier a device has `free - (sum of what barriers collect there)` to
-//! give; for a barrier, `free - (sum of what older ones collect there)`. Age is the order of
-//! arrival, the same on all devices, so two barriers never wait for each other.
+//! give; for a barrier, `free - (sum of what those before it collect there)`. Their order is by
+//! [`Turn`], the same on all devices, so two barriers never wait for each other.
 //!
 //! The oldest barrier on a device that is not granted needs more than is free there, or waits for
 //! another device; so a walk by age soon finds nothing left and stops. Its cost grows with the
@@ -17,12 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::ledger::Ledger;
-use crate::line::ask::{Ask, Post};
+use crate::line::ask::{Ask, Post, Turn};
 
 /// What barriers do on one device.
 #[derive(Debug, Default)]
 struct Pile {
-    collecting: BTreeMap<AskId, Bytes>,
+    collecting: BTreeMap<Turn, Bytes>,
     held_back: u128,
     /// All barriers that are not hopeless, by what they need.
     hopeful: BTreeSet<(Bytes, AskId)>,
@@ -38,17 +38,17 @@ pub(crate) struct Piles {
 }
 
 impl Piles {
-    /// What the device has to give to an ask of that age, `None` for one that is no barrier.
-    pub(crate) fn left(&self, device: DeviceId, free: Bytes, age: Option<AskId>) -> Bytes {
+    /// What the device has to give to a barrier of that turn, `None` for one that is no barrier.
+    pub(crate) fn left(&self, device: DeviceId, free: Bytes, turn: Option<Turn>) -> Bytes {
         let Some(pile) = self.on.get(&device) else {
             return free;
         };
-        let Some(age) = age else {
+        let Some(turn) = turn else {
             return u64::try_from(pile.held_back)
                 .map_or(Bytes::ZERO, |held| free.saturating_sub(Bytes::new(held)));
         };
         let mut left = free;
-        for (_, need) in pile.collecting.range(..age) {
+        for (_, need) in pile.collecting.range(..turn) {
             if left.is_zero() {
                 break;
             }
@@ -65,20 +65,20 @@ impl Piles {
     }
 
     /// A barrier starts to hold back what it needs.
-    pub(crate) fn collect(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
+    pub(crate) fn collect(&mut self, turn: Turn, needs: &[(DeviceId, Bytes)]) {
         for (device, need) in needs {
             let pile = self.pile(*device);
-            let before = pile.collecting.insert(ask, *need);
-            assert!(before.is_none(), "{ask} collects twice on device {device}");
+            let before = pile.collecting.insert(turn, *need);
+            assert!(before.is_none(), "{turn:?} collects twice on device {device}");
             pile.held_back += u128::from(need.get());
         }
     }
 
     /// A barrier stops to hold anything back.
-    pub(crate) fn let_go(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
+    pub(crate) fn let_go(&mut self, turn: Turn, needs: &[(DeviceId, Bytes)]) {
         for (device, _) in needs {
             let pile = self.pile(*device);
-            if let Some(need) = pile.collecting.remove(&ask) {
+            if let Some(need) = pile.collecting.remove(&turn) {
                 pile.held_back -= u128::from(need.get());
             }
         }
@@ -94,8 +94,9 @@ impl Piles {
     }
 
     /// A barrier is none any more.
-    pub(crate) fn forget(&mut self, ask: AskId, needs: &[(DeviceId, Bytes)]) {
-        self.let_go(ask, needs);
+    pub(crate) fn forget(&mut self, turn: Turn, needs: &[(DeviceId, Bytes)]) {
+        self.let_go(turn, needs);
+        let ask = turn.ask;
         for (device, need) in needs {
             let pile = self.pile(*device);
             pile.hopeful.remove(&(*need, ask));
@@ -129,9 +130,9 @@ impl Piles {
         loop {
             heads.retain(|device, head| !left[device].is_zero() && head.peek().is_some());
             let next = heads.values_mut().filter_map(|head| head.peek().copied()).min()?;
-            let wanted = needs(next);
+            let wanted = needs(next.ask);
             if wanted.iter().all(|(device, need)| left[device] >= *need) {
-                return Some(next);
+                return Some(next.ask);
             }
             for (device, need) in wanted {
                 let here = left.get_mut(device).expect("the ask collects on all its devices");
@@ -143,6 +144,12 @@ impl Piles {
         }
     }
 
+    /// Those who collect on the device, in their order, with what they need there.
+    pub(crate) fn collecting(&self, device: DeviceId) -> impl Iterator<Item = (Turn, Bytes)> {
+        let pile = self.on.get(&device);
+        pile.into_iter().flat_map(|pile| pile.collecting.iter().map(|(turn, need)| (*turn, *need)))
+    }
+
     /// Panics when the sums are not what they should be, or the barriers other than the line's.
     pub(crate) fn check<'a>(&self, barriers: impl Iterator<Item = &'a Ask> + Clone) {
         for (device, pile) in &self.on {
@@ -150,20 +157,21 @@ impl Piles {
             assert_eq!(sum, pile.held_back, "what barriers hold back on device {device}");
             let here = barriers.clone().filter_map(|ask| {
                 let need = ask.needs().iter().find(|(d, _)| d == device)?;
-                Some((ask.id, need.1, ask.post()?))
+                Some((ask.turn(), need.1, ask.post()?))
             });
             let with = |wanted: fn(Post, DeviceId) -> bool| {
                 here.clone()
                     .filter(move |(_, _, post)| wanted(*post, *device))
-                    .map(|(id, need, _)| (need, id))
+                    .map(|(turn, need, _)| (need, turn))
             };
-            let collecting: BTreeSet<_> = pile.collecting.iter().map(|(id, need)| (*need, *id)).collect();
+            let collecting: BTreeSet<_> = pile.collecting.iter().map(|(turn, need)| (*need, *turn)).collect();
             assert_eq!(
                 collecting,
                 with(|post, _| post.collects()).collect(),
                 "who collects on device {device}"
             );
-            assert_eq!(pile.hopeful, with(|post, _| post != Post::Hopeless).collect());
+            let hopeful = with(|post, _| post != Post::Hopeless).map(|(need, turn)| (need, turn.ask));
+            assert_eq!(pile.hopeful, hopeful.collect());
         }
         let hopeless = barriers.filter(|ask| ask.post() == Some(Post::Hopeless)).map(|ask| ask.id);
         assert!(self.hopeless.keys().copied().eq(hopeless), "who is hopeless");

@@ -8,42 +8,42 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_words::{AskId, Bytes};
 
+use crate::line::ask::Turn;
 use crate::line::shape::ShapeId;
 
 /// Who roams, by shape and size.
 #[derive(Debug, Default)]
-pub(crate) struct Roamers(BTreeMap<ShapeId, BTreeSet<(Bytes, AskId)>>);
+pub(crate) struct Roamers(BTreeMap<ShapeId, BTreeSet<(Bytes, Turn)>>);
 
 impl Roamers {
-    pub(crate) fn enter(&mut self, shape: ShapeId, amount: Bytes, ask: AskId) {
-        self.0.entry(shape).or_default().insert((amount, ask));
+    pub(crate) fn enter(&mut self, shape: ShapeId, amount: Bytes, turn: Turn) {
+        self.0.entry(shape).or_default().insert((amount, turn));
     }
 
     /// It roams no more, if it did.
-    pub(crate) fn leave(&mut self, shape: ShapeId, amount: Bytes, ask: AskId) {
+    pub(crate) fn leave(&mut self, shape: ShapeId, amount: Bytes, turn: Turn) {
         if let Some(of) = self.0.get_mut(&shape) {
-            of.remove(&(amount, ask));
+            of.remove(&(amount, turn));
             if of.is_empty() {
                 self.0.remove(&shape);
             }
         }
     }
 
-    /// The oldest that `take` finds something for, among those of each shape up to its bound.
+    /// The first that `take` finds something for, among those of each shape up to its bound.
     pub(crate) fn oldest<T>(
         &self,
         bound: impl Fn(ShapeId) -> Option<Bytes>,
         take: impl Fn(AskId) -> Option<T>,
     ) -> Option<(AskId, T)> {
         let fitting = self.0.iter().filter_map(|(shape, of)| Some((bound(*shape)?, of)));
-        let all: BTreeSet<AskId> = fitting
-            .flat_map(|(most, of)| of.range(..=(most, AskId::new(u64::MAX))).map(|(_, id)| *id))
-            .collect();
-        all.into_iter().find_map(|id| Some((id, take(id)?)))
+        let all: BTreeSet<Turn> =
+            fitting.flat_map(|(most, of)| of.range(..=(most, Turn::LAST)).map(|(_, id)| *id)).collect();
+        all.into_iter().find_map(|turn| Some((turn.ask, take(turn.ask)?)))
     }
 
     /// Everyone.
     pub(crate) fn all(&self) -> BTreeSet<AskId> {
-        self.0.values().flatten().map(|(_, id)| *id).collect()
+        self.0.values().flatten().map(|(_, turn)| turn.ask).collect()
     }
 }

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_words::{AskId, Bytes, DeviceId};
 
-use crate::DeviceWish;
 use crate::accounts::Node;
 use crate::ledger::{Ledger, plus};
 use crate::line::gate::Standing;
+use crate::{DeviceWish, Pinning};
 
 /// What an ask is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +21,8 @@ pub(crate) enum Use {
     Lease,
     /// More for a lease that is there.
     Growth,
+    /// The memory of a suspended lease.
+    Resume,
 }
 
 /// Where an ask wants memory and on which devices its process has a context already.
@@ -29,13 +31,37 @@ pub(crate) struct Shape {
     pub(crate) wish: DeviceWish,
     pub(crate) contexts: BTreeSet<DeviceId>,
     pub(crate) purpose: Use,
+    /// Whether its lease may be suspended; pinned where nothing can be.
+    pub(crate) hold: Pinning,
+    /// What a resume needs on a device beyond what it needs on each.
+    pub(crate) extra: BTreeMap<DeviceId, Bytes>,
 }
 
 impl Shape {
     /// Growth on a device: its member has a context there.
-    pub(crate) fn growth(device: DeviceId) -> Self {
+    pub(crate) fn growth(device: DeviceId, hold: Pinning) -> Self {
         let one = BTreeSet::from([device]);
-        Self { wish: DeviceWish::These(one.clone()), contexts: one, purpose: Use::Growth }
+        let (wish, purpose) = (DeviceWish::These(one.clone()), Use::Growth);
+        Self { wish, contexts: one, purpose, hold, extra: BTreeMap::new() }
+    }
+
+    /// A resume that needs so much on these devices, with what it needs on each.
+    pub(crate) fn resume(needs: &BTreeMap<DeviceId, Bytes>) -> (Self, Bytes) {
+        let each = needs.values().copied().min().unwrap_or_default();
+        let devices: BTreeSet<DeviceId> = needs.keys().copied().collect();
+        let extra = needs.iter().map(|(device, need)| (*device, need.saturating_sub(each)));
+        let extra = extra.filter(|(_, more)| !more.is_zero()).collect();
+        let (contexts, wish) = (devices.clone(), DeviceWish::These(devices));
+        (Self { wish, contexts, purpose: Use::Resume, hold: Pinning::Movable, extra }, each)
+    }
+
+    /// The ways to hold what it asks for, the better one first.
+    pub(crate) fn routes(&self) -> &'static [Pinning] {
+        match (self.purpose, self.hold) {
+            (Use::Lease, Pinning::Movable) => &[Pinning::Movable, Pinning::Pinned],
+            (Use::Growth | Use::Resume, Pinning::Movable) => &[Pinning::Movable],
+            (Use::Lease | Use::Growth | Use::Resume, Pinning::Pinned) => &[Pinning::Pinned],
+        }
     }
 
     /// How many devices.
@@ -46,9 +72,14 @@ impl Shape {
         }
     }
 
-    /// What a context will cost that the process does not have yet.
+    /// What it takes beyond what it asks for on each device: a context that the process does not have
+    /// yet, or more that a lease had here than elsewhere.
     pub(crate) fn overhead(&self, device: DeviceId, ledger: &Ledger) -> Bytes {
-        if self.contexts.contains(&device) { Bytes::ZERO } else { ledger.book(device).overhead_estimate }
+        if self.contexts.contains(&device) {
+            self.extra.get(&device).copied().unwrap_or_default()
+        } else {
+            ledger.book(device).overhead_estimate
+        }
     }
 
     /// What the contexts cost at least, wherever it is granted.
@@ -200,10 +231,11 @@ impl Bounds {
         summary: &Summary,
         shapes: &Shapes,
         ledger: &Ledger,
-        give: impl Fn(DeviceId) -> Option<Bytes>,
+        give: impl Fn(&Shape, DeviceId) -> Option<Bytes>,
     ) -> Self {
         let bound = |(id, least): &(ShapeId, Bytes)| {
-            let bound = shapes.get(*id).bound_on_devices(ledger, &give)?;
+            let shape = shapes.get(*id);
+            let bound = shape.bound_on_devices(ledger, |device| give(shape, device))?;
             (*least <= bound).then_some((*id, bound))
         };
         Self(summary.least.iter().filter_map(bound).collect())

@@ -8,8 +8,8 @@ use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, Sessio
 
 use super::{DEVICES, Storm};
 use crate::{
-    Authority, Budget, Budgets, DeviceWish, Event, Guard, Patience, Peer, Pinning, Place, Policy, RequestId,
-    SegmentKind, Terms,
+    Authority, Budget, Budgets, DeviceWish, Event, Guard, Idleness, OnOverdue, Patience, Peer, Pinning,
+    Place, Policy, RequestId, SegmentKind, Terms,
 };
 
 impl Storm {
@@ -22,6 +22,11 @@ impl Storm {
             leases_per_uid: 3 + u32::try_from(self.under(10)).expect("small"),
             segments_per_lease: 2 + u32::try_from(self.under(10)).expect("small"),
             members_per_lease: 2 + u32::try_from(self.under(3)).expect("small"),
+            arena: if self.under(2) == 0 { Bytes::ZERO } else { mib(2 * (20 + self.under(100))) },
+            pinned_max: (self.under(4) == 0).then(|| mib(2 * self.under(30))),
+            min_residency: Duration::from_secs(self.under(20)),
+            recall_deadline: Duration::from_secs(self.under(10)),
+            drain_deadline: Duration::from_secs(1 + self.under(10)),
             ..Policy::default()
         }
     }
@@ -33,11 +38,30 @@ impl Storm {
             limit,
             weight: NonZeroU32::MIN.saturating_add(u32::try_from(self.under(4)).expect("small")),
             leases_max,
+            max_wait: (self.under(5) == 0).then(|| Duration::from_secs(self.under(10))),
+            pinning: if self.under(12) == 0 { Pinning::Pinned } else { Pinning::Movable },
+            on_overdue: (self.under(4) == 0)
+                .then_some(OnOverdue::Terminate { grace: Duration::from_secs(3) }),
             ..Budget::default()
         }
     }
 
     pub(super) fn budgets(&mut self) -> Budgets {
+        let mut budgets = self.limits();
+        if self.under(2) == 0 {
+            for name in ["g0", "g1"] {
+                let group = budgets.groups.get_mut(name).expect("it is there");
+                group.guarantee = group.limit.unwrap_or(mib(20)).min(mib(2 * self.under(12)));
+            }
+            let own = budgets.groups["g1"].guarantee;
+            let user = budgets.users.get_mut(&Uid::new(1)).expect("it is there");
+            user.guarantee = user.limit.unwrap_or(mib(20)).min(mib(2 * self.under(10))).min(own);
+            budgets.memberships.insert(Uid::new(1), "g1".to_owned());
+        }
+        budgets
+    }
+
+    fn limits(&mut self) -> Budgets {
         Budgets {
             host: self.budget(120),
             groups: BTreeMap::from([("g0".to_owned(), self.budget(70)), ("g1".to_owned(), self.budget(70))]),
@@ -103,8 +127,52 @@ impl Storm {
                 bytes: mib(2 * self.under(4)),
                 within: Duration::from_secs(self.under(10)),
             },
+            97 if self.under(4) == 0 => {
+                Event::SetBudgets { request: self.request("budgets", process), budgets: self.budgets() }
+            }
             _ => Event::Freed { segment },
         }
+    }
+
+    /// What belongs to suspensions, mostly at the right time and from the right one.
+    pub(super) fn journey(&mut self) -> Event {
+        let moving: Vec<LeaseId> = self.arbiter.moving.iter().copied().collect();
+        let anyone = self.pick(&self.leases.clone(), LeaseId::new(999));
+        let lease = if self.under(5) == 0 { anyone } else { self.pick(&moving, anyone) };
+        let segments: Vec<SegmentId> =
+            self.arbiter.leases.get(&lease).map_or_else(Vec::new, |l| l.segments.iter().copied().collect());
+        let segment = self.pick(&segments, SegmentId::new(9999));
+        let holder = self.arbiter.segments.get(&segment).map(|s| s.process);
+        let member = self.arbiter.leases.get(&lease).and_then(|l| l.members.last().copied());
+        let process = holder.or(member).unwrap_or(ProcessId::new(0));
+        let session = self.arbiter.processes.get(&process).and_then(|p| p.sessions.first().copied());
+        let session = session.unwrap_or(SessionId::new(999));
+        match self.under(40) {
+            0..8 => Event::Drained { session, lease },
+            8..16 => Event::SwappedOut { session, lease, segment },
+            16 => Event::SwapFailed { session, lease, why: "the storm".to_owned() },
+            17..22 => self.resume(),
+            22..29 => Event::Restored { session, lease, segment },
+            29..33 => {
+                let idleness = if self.under(3) == 0 { Idleness::Busy } else { Idleness::Idle };
+                Event::Idle { session, lease, idleness }
+            }
+            33 => Event::Pin { request: self.request("pin", process), session, lease },
+            34..37 => Event::Claimed { segment },
+            37..39 => Event::Freed { segment },
+            _ => Event::Created { segment },
+        }
+    }
+
+    fn resume(&mut self) -> Event {
+        let away: Vec<LeaseId> =
+            self.arbiter.leases.iter().filter(|(_, l)| l.active().is_err()).map(|(id, _)| *id).collect();
+        let lease = self.pick(&away, LeaseId::new(999));
+        let process = self.arbiter.leases.get(&lease).and_then(|l| l.members.first().copied());
+        let process = process.unwrap_or(ProcessId::new(0));
+        let session = self.arbiter.processes.get(&process).and_then(|p| p.sessions.first().copied());
+        let session = session.unwrap_or(SessionId::new(999));
+        Event::Resume { request: self.request("resume", process), session, lease }
     }
 
     fn allocate(

@@ -1,0 +1,226 @@
+//! What guarantees cover.
+//!
+//! A group and a user by name may have a guarantee on each device. A user's comes out of his group's.
+//! On a device, of an account `n` with the guarantee `g(n)`, counted are
+//!
+//! ```text
+//! user:   counted = what is charged to it, and what asks that its guarantee covers are due
+//! group:  counted = sum of its users' guarantees + sum over its users of max(0, counted - guarantee)
+//! ```
+//!
+//! `x` bytes more are covered where the user's `counted + x` is within his guarantee, or else
+//! where what they add to the group's count leaves that within the group's. So all that is ever covered on
+//! a device, at one time, is within the sum of the guarantees of groups and of users without one.
+
+use std::collections::BTreeMap;
+
+use gpulease_words::{Bytes, DeviceId, Uid};
+
+use crate::accounts::{Accounts, Key, Node, NodeId};
+use crate::{Budgets, Denial, DeviceSpec, Policy};
+
+impl Budgets {
+    /// Whether anyone has a guarantee.
+    #[must_use]
+    pub(crate) fn guarantee(&self) -> bool {
+        let some = |budget: &crate::Budget| !budget.guarantee.is_zero();
+        self.groups.values().any(some) || self.users.values().any(some)
+    }
+
+    /// All that is guaranteed on each device.
+    #[must_use]
+    pub(crate) fn guaranteed(&self) -> Bytes {
+        let groups = self.groups.values().map(|budget| budget.guarantee);
+        let single = self.users.iter().filter(|(uid, _)| self.group_of(**uid).is_none());
+        groups.chain(single.map(|(_, budget)| budget.guarantee)).fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+
+    /// What the users of a group have of its guarantee for themselves.
+    pub(super) fn of_members(&self, group: &str) -> Bytes {
+        let members = self.users.iter().filter(|(uid, _)| self.group_of(**uid) == Some(group));
+        members.map(|(_, budget)| budget.guarantee).fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+
+    /// The group out of whose guarantee the user's comes; a group without a budget has none to give.
+    fn group_of(&self, uid: Uid) -> Option<&str> {
+        let group = self.memberships.get(&uid)?;
+        self.groups.contains_key(group).then_some(group)
+    }
+
+    /// Whether what is promised can be kept on these devices.
+    ///
+    /// # Errors
+    /// The sum that breaks, or the promise that nobody can count.
+    pub fn fit(&self, policy: &Policy, devices: &[DeviceSpec]) -> Result<(), Denial> {
+        self.countable()?;
+        for (name, group) in &self.groups {
+            let (children, guarantee) = (self.of_members(name), group.guarantee);
+            if children > guarantee {
+                return Err(Denial::GuaranteeOverParent {
+                    account: Key::Group(name.clone()).to_string(),
+                    guarantee,
+                    children,
+                });
+            }
+        }
+        devices.iter().try_for_each(|device| self.fit_on(policy, device))
+    }
+
+    /// Whether each guarantee is of an account that there is once, and within its limits.
+    fn countable(&self) -> Result<(), Denial> {
+        let jobs = self.jobs.iter().map(|(pattern, budget)| (format!("job.{pattern}"), budget));
+        let others = [("host", &self.host), ("user.*", &self.default_user), ("job.*", &self.default_job)];
+        let mut uncounted = others.into_iter().map(|(name, budget)| (name.to_owned(), budget)).chain(jobs);
+        if let Some((account, _)) = uncounted.find(|(_, budget)| !budget.guarantee.is_zero()) {
+            return Err(Denial::GuaranteeUncounted { account });
+        }
+        let groups = self.groups.iter().map(|(name, budget)| (Key::Group(name.clone()), budget));
+        let users = self.users.iter().map(|(uid, budget)| (Key::User(*uid), budget));
+        for (key, budget) in groups.chain(users) {
+            let limit = [budget.limit, self.host.limit].into_iter().flatten().min();
+            if let Some(limit) = limit.filter(|limit| budget.guarantee > *limit) {
+                let (account, guarantee) = (key.to_string(), budget.guarantee);
+                return Err(Denial::GuaranteeOverLimit { account, guarantee, limit });
+            }
+        }
+        Ok(())
+    }
+
+    fn fit_on(&self, policy: &Policy, device: &DeviceSpec) -> Result<(), Denial> {
+        let (guarantees, headroom) = (self.guaranteed(), policy.headroom);
+        let pinned_max = policy.pinned_max_of(device.capacity, guarantees);
+        let sum = guarantees.saturating_add(headroom).saturating_add(pinned_max);
+        let promised = self.guarantee() || policy.pinned_max.is_some();
+        if !promised || sum <= device.capacity {
+            return Ok(());
+        }
+        let (device, capacity) = (device.id, device.capacity);
+        Err(Denial::GuaranteesTooLarge { device, capacity, guarantees, pinned_max, headroom })
+    }
+}
+
+impl Node {
+    fn counted(&self, device: DeviceId) -> u64 {
+        self.counted.get(&device).copied().unwrap_or_default()
+    }
+
+    /// What of so much is beyond its guarantee.
+    const fn beyond(&self, counted: u64) -> u64 {
+        counted.saturating_sub(self.guarantee.get())
+    }
+}
+
+impl Accounts {
+    /// So many bytes of the device more count towards the guarantees of the path.
+    pub(crate) fn count(&mut self, job: NodeId, device: DeviceId, bytes: Bytes) {
+        self.recount(job, device, |counted| counted.saturating_add(bytes.get()));
+    }
+
+    /// So many fewer.
+    pub(crate) fn uncount(&mut self, job: NodeId, device: DeviceId, bytes: Bytes) {
+        self.recount(job, device, |counted| {
+            counted.checked_sub(bytes.get()).expect("what is not counted any more was counted")
+        });
+    }
+
+    fn recount(&mut self, job: NodeId, device: DeviceId, change: impl Fn(u64) -> u64) {
+        if !self.stores.bind() {
+            return;
+        }
+        let (user, group) = self.guarantors(job);
+        let node = self.nodes.get_mut(&user).expect("a job stands under its user");
+        let before = node.counted(device);
+        let after = change(before);
+        node.counted.insert(device, after);
+        let (less, more) = (node.beyond(before), node.beyond(after));
+        let eased = after < before;
+        self.ease(user, eased);
+        if let Some(group) = group {
+            let node = self.nodes.get_mut(&group).expect("a user stands under his group");
+            let counted = node.counted(device) - less + more;
+            node.counted.insert(device, counted);
+            self.ease(group, eased);
+        }
+    }
+
+    fn ease(&mut self, id: NodeId, eased: bool) {
+        if eased && !self.nodes[&id].guarantee.is_zero() {
+            self.eased.insert(id);
+        }
+    }
+
+    fn guarantors(&self, job: NodeId) -> (NodeId, Option<NodeId>) {
+        let user = self.node(job).parent.expect("a job stands under its user");
+        let group = self.node(user).parent.filter(|up| *up != NodeId::HOST);
+        (user, group)
+    }
+
+    /// What the account's guarantee still covers on the device.
+    pub(crate) fn uncovered(&self, id: NodeId, device: DeviceId) -> Bytes {
+        let node = self.node(id);
+        let counted = node.kept.get().saturating_add(node.counted(device));
+        Bytes::new(node.guarantee.get().saturating_sub(counted))
+    }
+
+    /// Whether a guarantee of the path covers all that is counted there and `more`.
+    pub(crate) fn covers(&self, job: NodeId, device: DeviceId, more: Bytes) -> bool {
+        if !self.stores.bind() {
+            return false;
+        }
+        let (user, group) = self.guarantors(job);
+        let node = self.node(user);
+        let (before, after) = (node.counted(device), node.counted(device).saturating_add(more.get()));
+        if !node.guarantee.is_zero() && after <= node.guarantee.get() {
+            return true;
+        }
+        let adds = Bytes::new(node.beyond(after) - node.beyond(before));
+        let is_within = |group: NodeId| {
+            let node = self.node(group);
+            let counted = node.kept.saturating_add(Bytes::new(node.counted(device)));
+            !node.guarantee.is_zero() && counted.saturating_add(adds) <= node.guarantee
+        };
+        group.is_some_and(is_within)
+    }
+
+    /// The account was looked at.
+    pub(crate) fn pop_eased(&mut self) {
+        self.eased.pop_first();
+    }
+
+    /// An account whose guarantee covers more than before.
+    pub(crate) fn first_eased(&self) -> Option<NodeId> {
+        self.eased.first().copied()
+    }
+
+    /// Every account with a guarantee is looked at again.
+    pub(crate) fn ease_all(&mut self) {
+        let some = self.nodes.iter().filter(|(_, node)| !node.guarantee.is_zero());
+        self.eased = some.map(|(id, _)| *id).collect();
+    }
+
+    pub(crate) fn is_there(&self, id: NodeId) -> bool {
+        self.nodes.contains_key(&id)
+    }
+
+    /// Panics when what counts towards guarantees is not what the jobs' sums make it.
+    pub(crate) fn check_counted(&self, jobs: &BTreeMap<NodeId, BTreeMap<DeviceId, Bytes>>) {
+        let mut users: BTreeMap<(NodeId, DeviceId), u64> = BTreeMap::new();
+        for (job, on) in jobs {
+            for (device, bytes) in on {
+                *users.entry((self.guarantors(*job).0, *device)).or_default() += bytes.get();
+            }
+        }
+        let mut groups: BTreeMap<(NodeId, DeviceId), u64> = BTreeMap::new();
+        for ((user, device), counted) in &users {
+            let node = self.node(*user);
+            assert_eq!(node.counted(*device), *counted, "what counts for {} on {device}", node.key);
+            if let Some(group) = node.parent.filter(|up| *up != NodeId::HOST) {
+                *groups.entry((group, *device)).or_default() += node.beyond(*counted);
+            }
+        }
+        for ((group, device), counted) in &groups {
+            let node = self.node(*group);
+            assert_eq!(node.counted(*device), *counted, "what counts for {} on {device}", node.key);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Which leases give their memory up for an ask, the least harmful first.
+//!
+//! Idle ones come first, then those of the accounts that are furthest beyond their share, counted from
+//! the top of the tree, and of one job the one that has had its memory for the longest time.
+//!
+//! | the ask | takes the memory of |
+//! |---|---|
+//! | is covered by a guarantee | any lease that no guarantee protects |
+//! | is a barrier | those of them that have had it for `min_residency` |
+//! | is neither | those that are idle, or whose account would still have the larger share afterwards |
+//!
+//! More for a lease that has its memory, beyond guarantees, is never worth more than a trim or an idle lease.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use gpulease_words::{Bytes, DeviceId, LeaseId};
+
+use crate::accounts::NodeId;
+use crate::lease::Lease;
+use crate::ledger::minus;
+use crate::line::shape::Use;
+use crate::shortage::{Asker, Plan, Pool, Urgency};
+use crate::{Arbiter, Idleness, LeaseState, Pinning, Time};
+
+/// A lease keeps its memory for so many times as long as it takes to swap it, at least.
+const SWAPS_OF_RESIDENCY: u32 = 10;
+
+/// Whether a lease may be suspended for an ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fitness {
+    Now,
+    /// From then on.
+    Later(Time),
+    Never,
+}
+
+/// The order of donors.
+type Harm = (u8, Reverse<Vec<u128>>, Time, LeaseId);
+
+impl Arbiter {
+    /// Leases that bring together what is missing, if there are such; else when there may be.
+    pub(crate) fn leases_to_suspend(&self, asker: &Asker, missing: &Pool) -> Plan {
+        let mut plan = Plan::default();
+        let mut lacks = missing.clone();
+        for device in missing.keys() {
+            let mut donors: Vec<(Harm, LeaseId)> = Vec::new();
+            let movable = self.holders.on(*device).into_iter().flat_map(|holding| holding.movable.iter());
+            for lease in movable.copied().filter(|lease| Some(*lease) != asker.lease) {
+                match self.fitness(asker, lease) {
+                    Fitness::Now => donors.push((self.harm(lease), lease)),
+                    Fitness::Later(at) => {
+                        plan.look_again = Some(plan.look_again.map_or(at, |before| before.min(at)));
+                    }
+                    Fitness::Never => {}
+                }
+            }
+            donors.sort_unstable();
+            for (_, lease) in donors {
+                if lacks.get(device).is_none_or(|lack| lack.is_zero()) {
+                    break;
+                }
+                if !plan.leases.contains(&lease) {
+                    self.count_off(lease, &mut lacks);
+                    plan.leases.push(lease);
+                }
+            }
+        }
+        if lacks.values().any(|lack| !lack.is_zero()) {
+            plan.leases.clear();
+        } else {
+            plan.look_again = None;
+            self.spare_needless(&mut plan.leases, missing);
+        }
+        plan
+    }
+
+    /// What the lease brings is missing no more.
+    fn count_off(&self, lease: LeaseId, lacks: &mut Pool) {
+        for (device, share) in &self.leases[&lease].shares {
+            if let Some(lack) = lacks.get_mut(device) {
+                *lack = lack.saturating_sub(share.stock.gives);
+            }
+        }
+    }
+
+    /// Spares whom the others make needless, the most harmful first.
+    fn spare_needless(&self, leases: &mut Vec<LeaseId>, missing: &Pool) {
+        for at in (0..leases.len()).rev() {
+            let mut lacks = missing.clone();
+            for (other, lease) in leases.iter().enumerate() {
+                if other != at {
+                    self.count_off(*lease, &mut lacks);
+                }
+            }
+            if lacks.values().all(|lack| lack.is_zero()) {
+                leases.remove(at);
+            }
+        }
+    }
+
+    fn fitness(&self, asker: &Asker, id: LeaseId) -> Fitness {
+        let lease = &self.leases[&id];
+        let movable = lease.state == LeaseState::Active && lease.pinning == Pinning::Movable;
+        if !movable || self.is_protected(lease) || !self.hears(id) {
+            return Fitness::Never;
+        }
+        let idle = lease.residence.idleness == Idleness::Idle;
+        let fair = || idle || self.keeps_larger_share(asker, lease, lease_gives(lease));
+        let may = match (asker.urgency, asker.purpose) {
+            (Urgency::Owed, _) => true,
+            (Urgency::Barrier, Use::Lease | Use::Resume) => true,
+            (Urgency::Barrier | Urgency::InLine, Use::Growth) => idle,
+            (Urgency::InLine, Use::Lease | Use::Resume) => fair(),
+        };
+        if !may {
+            return Fitness::Never;
+        }
+        let resident_until = match asker.urgency {
+            Urgency::Owed => Time::START,
+            Urgency::Barrier | Urgency::InLine => lease.residence.since.plus(self.residency(lease)),
+        };
+        let from = resident_until.max(lease.residence.not_before);
+        if from <= self.now { Fitness::Now } else { Fitness::Later(from) }
+    }
+
+    /// For how long the lease keeps its memory against all but what is owed to others.
+    pub(crate) fn residency(&self, lease: &Lease) -> Duration {
+        let swap = self.swap_time(lease_gives(lease));
+        self.policy.min_residency.max(swap.saturating_mul(SWAPS_OF_RESIDENCY))
+    }
+
+    /// The longest that any lease of the device keeps its memory.
+    pub(crate) fn longest_residency(&self, capacity: Bytes) -> Duration {
+        self.policy.min_residency.max(self.swap_time(capacity).saturating_mul(SWAPS_OF_RESIDENCY))
+    }
+
+    fn harm(&self, id: LeaseId) -> Harm {
+        let lease = &self.leases[&id];
+        let idle = match lease.residence.idleness {
+            Idleness::Idle => 0,
+            Idleness::Busy => 1,
+        };
+        (idle, Reverse(self.shares_from_top(lease.account)), lease.residence.since, id)
+    }
+
+    /// How much of their shares the accounts of the path have, from the host's child down.
+    fn shares_from_top(&self, account: NodeId) -> Vec<u128> {
+        let mut shares: Vec<u128> = self.accounts.path(account).map(|(_, node)| node.share()).collect();
+        shares.pop();
+        shares.reverse();
+        shares
+    }
+
+    /// Whether the donor's account, where its path and the asker's part, would have more of its share left
+    /// than the asker's would have then.
+    fn keeps_larger_share(&self, asker: &Asker, donor: &Lease, gives: Bytes) -> bool {
+        let path = |account| -> Vec<NodeId> {
+            let mut path: Vec<NodeId> = self.accounts.path(account).map(|(id, _)| id).collect();
+            path.reverse();
+            path
+        };
+        let (theirs, ours) = (path(donor.account), path(asker.account));
+        let Some((theirs, ours)) = theirs.iter().zip(&ours).find(|(a, b)| a != b) else {
+            return false;
+        };
+        let need: Bytes = asker.needs.iter().map(|(_, need)| *need).sum();
+        let (theirs, ours) = (self.accounts.node(*theirs), self.accounts.node(*ours));
+        let left = Bytes::new(theirs.bytes.used()).saturating_sub(gives);
+        let then = Bytes::new(ours.bytes.used()).saturating_add(need);
+        theirs.share_of(left) > ours.share_of(then)
+    }
+
+    /// Leases that hold more than their reserve on the device and may be asked for it, those first whose
+    /// accounts are furthest beyond their share.
+    pub(crate) fn surplus_donors(&self, asker: &Asker, device: DeviceId) -> Vec<LeaseId> {
+        let elastic = self.holders.on(device).into_iter().flat_map(|holding| holding.elastic.iter());
+        let mut donors: Vec<(Reverse<Vec<u128>>, LeaseId)> = Vec::new();
+        for id in elastic.copied().filter(|lease| Some(*lease) != asker.lease) {
+            let lease = &self.leases[&id];
+            let surplus = minus(lease.share(device).charge.held, lease.reserve);
+            let asked = lease.recall.as_ref().is_some_and(|recall| recall.targets.contains_key(&device));
+            let may = match asker.urgency {
+                Urgency::Owed | Urgency::Barrier => true,
+                Urgency::InLine => {
+                    lease.residence.idleness == Idleness::Idle
+                        || self.keeps_larger_share(asker, lease, surplus)
+                }
+            };
+            if may && !asked && !lease.is_overdue() {
+                donors.push((Reverse(self.shares_from_top(lease.account)), id));
+            }
+        }
+        donors.sort_unstable();
+        donors.into_iter().map(|(_, lease)| lease).collect()
+    }
+}
+
+/// What a suspension of the lease brings over all devices.
+fn lease_gives(lease: &Lease) -> Bytes {
+    lease.shares.values().map(|share| share.stock.gives).sum()
+}
