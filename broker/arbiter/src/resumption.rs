@@ -138,7 +138,7 @@ impl Arbiter {
     }
 
     /// A lease that was leaving comes back before all others: its swap failed.
-    pub(crate) fn turn_back(&mut self, lease: LeaseId, why: String) {
+    pub(crate) fn head_back(&mut self, lease: LeaseId, why: String) {
         self.timers.cancel(Why::SwapDue(lease));
         let of = self.lease_mut(lease);
         of.state = LeaseState::Resuming;
@@ -282,7 +282,7 @@ impl Arbiter {
     }
 
     /// A process or a session goes that may wait for leases: others who wait for them are heard again.
-    pub(crate) fn forsake(&mut self, lease: LeaseId, gone: impl Fn(ProcessId, SessionId) -> bool) {
+    pub(crate) fn lose_waiter(&mut self, lease: LeaseId, gone: impl Fn(ProcessId, SessionId) -> bool) {
         let resumers = self.leases[&lease].residence.resumers.clone();
         for (request, _) in resumers.iter().filter(|(_, (process, session))| gone(*process, *session)) {
             self.resuming.remove(request);

@@ -97,7 +97,7 @@ impl Arbiter {
         let open = self.sessions.get(&session).expect("its caller looked");
         let process = open.process;
         for lease in self.process(process).leases.clone() {
-            self.forsake(lease, |_, waiter| waiter == session);
+            self.lose_waiter(lease, |_, waiter| waiter == session);
         }
         // The youngest first: an older one that leaves would let a younger one of the same lease pass.
         for ask in self.process(process).asks.clone().into_iter().rev() {
@@ -140,7 +140,7 @@ impl Arbiter {
         };
         let sessions: Vec<SessionId> = dead.sessions.iter().copied().collect();
         for lease in dead.leases.clone() {
-            self.forsake(lease, |waiter, _| waiter == process);
+            self.lose_waiter(lease, |waiter, _| waiter == process);
         }
         let dead = self.process(process);
         // The youngest first: an older one that leaves would let a younger one of the same lease pass.

@@ -255,7 +255,7 @@ impl Arbiter {
             self.stay(lease, &why);
         } else if self.leases[&lease].is_leaving() {
             self.occurred(lease, Occurrence::SwapFailed(why.clone()));
-            self.turn_back(lease, why);
+            self.head_back(lease, why);
         }
     }
 
