@@ -27,6 +27,7 @@ mod acquire;
 mod allocate;
 mod arbiter;
 mod books;
+mod bound;
 mod budgets;
 mod check;
 #[allow(missing_docs, reason = "each variant's line names its fields")]

@@ -1,13 +1,16 @@
 //! Why an ask waits, in numbers.
 
+use std::collections::BTreeSet;
+
 use gpulease_words::{Bytes, DeviceId, Reason};
 
 use crate::accounts::{Node, NodeId, Resource};
 use crate::ledger::plus;
-use crate::line::ask::{Ask, Post, Stage, Want, resources};
+use crate::line::ask::{Ask, Post, Right, Stage, Want, resources};
 use crate::line::gate::Standing;
-use crate::line::units;
-use crate::{Arbiter, Denial};
+use crate::line::shape::Use;
+use crate::line::{pins, units};
+use crate::{Arbiter, Denial, Pinning};
 
 /// What is in an ask's way.
 #[derive(Clone, Debug)]
@@ -22,6 +25,8 @@ pub(crate) struct Obstacle {
     /// What it needs there, or of the account.
     asked: Bytes,
     pub(crate) account: Option<Account>,
+    /// What a store says, where it is in the way.
+    store: Option<Denial>,
 }
 
 /// The account in the way, and its figures.
@@ -42,8 +47,12 @@ impl Arbiter {
             return on_device(Reason::Draining, wanted.device, wanted.bytes, aside);
         }
         let needs = self.needs(ask);
+        if ask.stage == Stage::Leaving {
+            return on_device(Reason::Suspended, needs[0].0, needs[0].1, Bytes::ZERO);
+        }
         let cost: Bytes = needs.iter().map(|(_, need)| *need).sum();
         self.at_limit(ask, cost)
+            .or_else(|| self.at_store(ask, &needs))
             .or_else(|| self.short_device(ask, &needs))
             .or_else(|| self.behind_barriers(ask, cost))
             .unwrap_or_else(|| on_device(Reason::NoRoom, needs[0].0, needs[0].1, needs[0].1))
@@ -94,8 +103,63 @@ impl Arbiter {
             let gate = node.gate(resource);
             let (limit, used) = (gate.limit().unwrap_or(u64::MAX), gate.used());
             let account = Some(Account { path: node.key.to_string(), resource, limit, used });
-            Some(Obstacle { reason, short_by, device: None, room: Bytes::ZERO, asked: cost, account })
+            Some(Obstacle {
+                reason,
+                short_by,
+                device: None,
+                room: Bytes::ZERO,
+                asked: cost,
+                account,
+                store: None,
+            })
         })
+    }
+
+    fn is_recalled_for(&self, device: DeviceId) -> bool {
+        self.accounts.stores.bind() && !self.recalled_on(&BTreeSet::from([device])).is_empty()
+    }
+
+    /// The store that has too little for it now: what may be pinned, or host memory for copies.
+    fn at_store(&self, ask: &Ask, needs: &[(DeviceId, Bytes)]) -> Option<Obstacle> {
+        let shape = self.line.shape_of(ask);
+        let copied = shape.purpose == Use::Growth && shape.hold == Pinning::Movable;
+        let exempt = ask.right != Right::Lent && !copied;
+        if !self.accounts.stores.bind() || exempt || shape.purpose == Use::Resume {
+            return None;
+        }
+        if ask.post().is_some_and(Post::collects) {
+            return None;
+        }
+        let parked = ask.post().is_some();
+        let room = |store: NodeId| {
+            let gate = &self.accounts.node(store).bytes;
+            Bytes::new(if parked { gate.left() } else { gate.room(Standing::Newcomer) })
+        };
+        let full = |route| {
+            needs.iter().find_map(|(device, need)| {
+                let pinned = pins(route, shape, *device, ask.amount, &self.ledger).min(*need);
+                let room = room(self.accounts.stores.pinned(*device));
+                (ask.right == Right::Lent && pinned > room).then_some((*device, pinned, room))
+            })
+        };
+        let pinned = |(device, asked, room)| Obstacle {
+            store: Some(self.pinned_full(device, asked)),
+            ..on_device(Reason::PinnedFull, device, asked, room)
+        };
+        let as_pinned = full(Pinning::Pinned);
+        if shape.hold == Pinning::Pinned || as_pinned.is_none() && shape.purpose == Use::Lease {
+            return as_pinned.map(pinned);
+        }
+        let context = |device| pins(Pinning::Movable, shape, device, Bytes::ZERO, &self.ledger);
+        let copies: Bytes = needs.iter().map(|(device, need)| need.saturating_sub(context(*device))).sum();
+        let free = room(self.accounts.stores.arena());
+        if copies <= free {
+            return full(Pinning::Movable).map(pinned);
+        }
+        let (_, capacity) = self.accounts.arena_figures();
+        let store = Some(Denial::ArenaFull { capacity, free, asked: copies });
+        let short_by = copies.saturating_sub(free);
+        Some(Obstacle { short_by, store, ..on_device(Reason::ArenaFull, needs[0].0, copies, free) })
     }
 
     /// Of the devices it needs, the one where most is missing.
@@ -113,6 +177,8 @@ impl Arbiter {
                 Reason::Barrier
             } else if plus(book.free, book.charge.draining) >= *need {
                 Reason::Draining
+            } else if self.is_recalled_for(*device) {
+                Reason::Recalled
             } else {
                 Reason::NoRoom
             };
@@ -124,12 +190,15 @@ impl Arbiter {
 
 fn on_device(reason: Reason, device: DeviceId, asked: Bytes, room: Bytes) -> Obstacle {
     let short_by = asked.saturating_sub(room);
-    Obstacle { reason, short_by, device: Some(device), room, asked, account: None }
+    Obstacle { reason, short_by, device: Some(device), room, asked, account: None, store: None }
 }
 
 impl Obstacle {
     /// As a refusal for one who does not wait.
     pub(crate) fn denial(&self) -> Denial {
+        if let Some(denial) = &self.store {
+            return denial.clone();
+        }
         match (&self.account, self.device) {
             (Some(Account { path, resource: Resource::Slots, limit, .. }), _) => Denial::TooMany {
                 what: "leases",

@@ -5,7 +5,7 @@ use gpulease_words::{Bytes, DeviceId, ProcessId};
 use crate::accounts::NodeId;
 use crate::ledger::Health;
 use crate::line::shape::Shape;
-use crate::{Arbiter, Denial, DeviceWish, Terms};
+use crate::{Arbiter, Denial, DeviceWish, Pinning, Terms};
 
 /// Letters of a lease's name: long enough for any job, short enough for a line of a table.
 const NAME_LETTERS: usize = 64;
@@ -69,7 +69,36 @@ impl Arbiter {
         if reserve > largest {
             return Err(Denial::TooLarge { asked: reserve, overhead, largest: largest.round_down() });
         }
-        Ok(())
+        self.can_ever_be_held(process, account, shape, reserve)
+    }
+
+    /// Whether it could be held so if nothing else were leased: moved, covered by a guarantee, or pinned.
+    fn can_ever_be_held(
+        &self,
+        process: ProcessId,
+        account: NodeId,
+        shape: &Shape,
+        reserve: Bytes,
+    ) -> Result<(), Denial> {
+        if !self.accounts.stores.bind() {
+            return Ok(());
+        }
+        let guarantee = self.accounts.largest_guarantee(account);
+        let whole = |device| reserve.saturating_add(self.overhead_alone(process, device));
+        let holds = |device: &DeviceId| {
+            let (_, most) = self.accounts.pinned_figures(*device, self.ledger.book(*device).capacity);
+            let pinned = match shape.hold {
+                Pinning::Movable => self.overhead_alone(process, *device),
+                Pinning::Pinned => whole(*device),
+            };
+            whole(*device) <= guarantee || pinned <= most
+        };
+        let candidates = self.candidates(&shape.wish);
+        if candidates.iter().filter(|device| holds(device)).count() >= shape.count() as usize {
+            return Ok(());
+        }
+        let device = candidates.into_iter().find(|device| !holds(device)).expect("not all of them hold it");
+        Err(self.pinned_full(device, whole(device)))
     }
 
     /// The tightest limit on the path that the sum is over, if there is one.

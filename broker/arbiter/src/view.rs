@@ -17,12 +17,14 @@ impl Arbiter {
     /// The state as plain data. Its cost grows with all there is: make it on demand, a few times a second.
     #[must_use]
     pub fn snapshot(&self, now: Time) -> Snapshot {
+        let latest = self.latest();
+        let view = |ask: AskId| AskView { at_latest: latest.get(&ask).copied(), ..self.ask_view(ask) };
         Snapshot {
             generation: self.generation,
             at: now,
             devices: self.device_views(),
             leases: self.leases.iter().map(|(id, lease)| self.lease_view(*id, lease)).collect(),
-            waiting: self.line.in_order().into_iter().map(|ask| self.ask_view(ask)).collect(),
+            waiting: self.line.in_order().into_iter().map(view).collect(),
             accounts: self.accounts.views(),
             sessions: u32::try_from(self.sessions.len()).expect("sessions are bounded by a 32-bit number"),
             arena: self.arena_view(),

@@ -162,6 +162,19 @@ impl Accounts {
         Bytes::new(node.guarantee.get().saturating_sub(counted))
     }
 
+    /// The largest guarantee of the path.
+    pub(crate) fn largest_guarantee(&self, job: NodeId) -> Bytes {
+        self.path(job).map(|(_, node)| node.guarantee).max().unwrap_or_default()
+    }
+
+    /// What is guaranteed on each device to others than the accounts of the path.
+    pub(crate) fn guaranteed_to_others(&self, job: NodeId) -> Bytes {
+        let (user, group) = self.guarantors(job);
+        let own = group.map(|group| self.node(group).guarantee).filter(|own| !own.is_zero());
+        let own = own.unwrap_or_else(|| self.node(user).guarantee);
+        self.budgets.guaranteed().saturating_sub(own)
+    }
+
     /// Whether a guarantee of the path covers all that is counted there and `more`.
     pub(crate) fn covers(&self, job: NodeId, device: DeviceId, more: Bytes) -> bool {
         if !self.stores.bind() {

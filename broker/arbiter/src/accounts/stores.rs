@@ -52,11 +52,6 @@ impl Stores {
     pub(crate) fn arena(&self) -> NodeId {
         self.arena.expect("the arena has its store while the stores bind")
     }
-
-    /// The device of a store of pinned bytes.
-    pub(crate) fn device_of(&self, store: NodeId) -> Option<DeviceId> {
-        self.pinned.iter().find(|(_, id)| **id == store).map(|(device, _)| *device)
-    }
 }
 
 impl Key {
@@ -101,6 +96,11 @@ impl Accounts {
     /// What a newcomer may still pin of the device.
     pub(crate) fn pinned_room(&self, device: DeviceId) -> Bytes {
         Bytes::new(self.node(self.stores.pinned(device)).bytes.room(Standing::Newcomer))
+    }
+
+    /// What is neither pinned of the device nor pledged to barriers.
+    pub(crate) fn pinned_left(&self, device: DeviceId) -> Bytes {
+        Bytes::new(self.node(self.stores.pinned(device)).bytes.room(Standing::Head))
     }
 
     /// The host memory that a newcomer may still have copies in.

@@ -57,6 +57,17 @@ pub(crate) fn policy() -> Policy {
     }
 }
 
+/// As [`policy`], with host memory for copies of so many MiB, 30 s of residency and deadlines of 10 s. Nothing but
+/// contexts may be pinned.
+pub(crate) fn moving(arena: u64) -> Policy {
+    Policy { arena: mib(arena), pinned_max: Some(mib(0)), ..policy() }
+}
+
+/// A budget with a guarantee in MiB.
+pub(crate) fn guarantee(of: u64) -> Budget {
+    Budget { guarantee: mib(of), ..Budget::default() }
+}
+
 /// A budget with a limit in MiB.
 pub(crate) fn limit(of: u64) -> Budget {
     Budget { limit: Some(mib(of)), ..Budget::default() }
@@ -88,6 +99,7 @@ pub(crate) trait Ask {
     fn any(self, count: u32) -> Self;
     fn patient(self, patience: Patience) -> Self;
     fn guest(self, uid: u32) -> Self;
+    fn pinned(self) -> Self;
 }
 
 impl Ask for Terms {
@@ -113,6 +125,10 @@ impl Ask for Terms {
 
     fn guest(self, uid: u32) -> Self {
         Self { guest: Some(Uid::new(uid)), ..self }
+    }
+
+    fn pinned(self) -> Self {
+        Self { pinning: Pinning::Pinned, ..self }
     }
 }
 
@@ -155,6 +171,59 @@ impl Desk {
             said: Vec::new(),
             answers: BTreeMap::new(),
         }
+    }
+
+    /// One device, and host memory for copies of so much; nothing but contexts may be pinned.
+    pub(crate) fn movable(capacity: u64, arena: u64) -> Self {
+        Self::with(moving(arena), Budgets::default(), &[capacity], 0)
+    }
+
+    /// A segment that is made and in the hands of its process.
+    pub(crate) fn held(&mut self, client: Client, lease: LeaseId, bytes: u64) -> SegmentId {
+        let segment = self.segment(client, lease, bytes);
+        self.tell(Event::Claimed { segment });
+        segment
+    }
+
+    pub(crate) fn resume(&mut self, client: Client, lease: LeaseId) -> RequestId {
+        self.request(|request| Event::Resume { request, session: client.session, lease })
+    }
+
+    pub(crate) fn drained(&mut self, client: Client, lease: LeaseId) {
+        self.tell(Event::Drained { session: client.session, lease });
+    }
+
+    pub(crate) fn swapped_out(&mut self, client: Client, lease: LeaseId, segment: SegmentId) {
+        self.tell(Event::SwappedOut { session: client.session, lease, segment });
+    }
+
+    pub(crate) fn restored(&mut self, client: Client, lease: LeaseId, segment: SegmentId) {
+        self.tell(Event::Restored { session: client.session, lease, segment });
+    }
+
+    /// The process does all that a suspension asks of it, and the device proves it.
+    pub(crate) fn leave(&mut self, client: Client, lease: LeaseId, segments: &[SegmentId]) {
+        self.drained(client, lease);
+        for segment in segments {
+            self.swapped_out(client, lease, *segment);
+        }
+        for segment in segments {
+            self.tell(Event::Freed { segment: *segment });
+        }
+    }
+
+    /// The device makes the segments of a lease that comes back, and the process fills them.
+    pub(crate) fn come_back(&mut self, client: Client, lease: LeaseId, segments: &[SegmentId]) {
+        for segment in segments {
+            self.tell(Event::Created { segment: *segment });
+            self.tell(Event::Claimed { segment: *segment });
+            self.restored(client, lease, *segment);
+        }
+    }
+
+    pub(crate) fn idle(&mut self, client: Client, lease: LeaseId) {
+        let idleness = gpulease_arbiter::Idleness::Idle;
+        self.tell(Event::Idle { session: client.session, lease, idleness });
     }
 
     /// A new process of the user.
