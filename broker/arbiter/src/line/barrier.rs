@@ -16,7 +16,7 @@ impl Line {
         if ask.stage != Stage::InLine {
             return;
         }
-        let needs = self.least_missing(ask, ledger);
+        let needs = self.least_missing(ask, Some(id), ledger);
         self.strike(&ask.clone(), accounts);
         let ask = self.get_mut(id);
         (ask.stage, ask.seniority) = (Stage::Barrier { needs, post: Post::Collecting }, Seniority::Senior);
@@ -26,7 +26,7 @@ impl Line {
     /// The barrier is bound anew: a device is lost, or can't give what it could, or can again.
     pub(crate) fn rise_again(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         self.retreat(id, accounts);
-        let needs = self.least_missing(self.get(id), ledger);
+        let needs = self.least_missing(self.get(id), Some(id), ledger);
         self.get_mut(id).stage = Stage::Barrier { needs, post: Post::Collecting };
         self.start_climb(id, accounts, ledger);
     }
@@ -128,19 +128,22 @@ impl Line {
         steps.flat_map(|(id, _)| gates.iter().map(move |r| ((id, *r), units(*r, cost)))).collect()
     }
 
-    /// What the ask needs on the devices where least is missing for it.
-    pub(crate) fn least_missing(&self, ask: &Ask, ledger: &Ledger) -> Vec<(DeviceId, Bytes)> {
+    /// What the ask needs on the devices where least is missing for it: behind the older barriers of
+    /// that `age`, or, for one that is none, behind all.
+    pub(crate) fn least_missing(
+        &self,
+        ask: &Ask,
+        age: Option<AskId>,
+        ledger: &Ledger,
+    ) -> Vec<(DeviceId, Bytes)> {
         let mut needs = self.needs_anywhere(ask, ledger);
         match &self.shape_of(ask).wish {
             DeviceWish::These(_) => needs,
             DeviceWish::Any(n) => {
                 needs.sort_by_key(|(device, need)| {
-                    let hopeless = *need > ledger.book(*device).ceiling();
-                    (
-                        hopeless,
-                        need.saturating_sub(self.available(*device, ledger).unwrap_or_default()),
-                        *device,
-                    )
+                    let book = ledger.book(*device);
+                    let missing = need.saturating_sub(self.piles.left(*device, book.free, age));
+                    (*need > book.ceiling(), missing, *device)
                 });
                 needs.truncate(n.get() as usize);
                 needs
