@@ -153,7 +153,8 @@ impl Model {
     /// Whether some account could not be charged for it even if it had nothing else.
     fn is_over_budget(&self, ask: &AskFact) -> bool {
         let Aim::Lease { terms, .. } = &ask.aim else { return false };
-        let mut costs: Vec<Bytes> = self.wished(terms).map(|fact| self.cost(ask, terms, fact.id)).collect();
+        let usable = self.wished(terms).filter(|fact| !fact.lost);
+        let mut costs: Vec<Bytes> = usable.map(|fact| self.cost(ask, terms, fact.id)).collect();
         costs.sort();
         let least = costs
             .iter()
