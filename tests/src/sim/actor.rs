@@ -249,7 +249,8 @@ impl Scene<'_> {
             }
             Step::Allocate => wish::allocate(self, self.lease(dice)?, actor.temper, dice, next),
             Step::Abandon => {
-                let making = |fact: &SegmentFact| fact.process == self.me && fact.state == SegmentState::Creating;
+                let making =
+                    |fact: &SegmentFact| fact.process == self.me && fact.state == SegmentState::Creating;
                 let made = self.model.segments.values().filter(|fact| making(fact)).map(|fact| fact.request);
                 let mine = self.model.asks.iter().filter(|ask| ask.peer.process == self.me);
                 let hopes = mine.filter(|ask| {

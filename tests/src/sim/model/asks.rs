@@ -177,7 +177,8 @@ impl Model {
         let wanted = Self::devices_wanted(terms);
         let sum = costs.iter().take(wanted).fold(Bytes::ZERO, |sum, cost| sum.saturating_add(*cost));
         let path = self.path_of(ask);
-        costs.len() >= wanted && path.iter().all(|node| self.budget(node).limit.is_none_or(|limit| sum <= limit))
+        costs.len() >= wanted
+            && path.iter().all(|node| self.budget(node).limit.is_none_or(|limit| sum <= limit))
     }
 
     /// Whether the user, or all users together, have as many asks as may wait, this one included.

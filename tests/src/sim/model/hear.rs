@@ -145,8 +145,10 @@ impl Model {
             self.asks[index].standing = Standing::Left;
             self.asks[index].request = None;
         }
-        let made =
-            self.segments.iter_mut().find(|(_, s)| s.request == request && s.state == SegmentState::Creating && !s.doomed);
+        let made = self
+            .segments
+            .iter_mut()
+            .find(|(_, s)| s.request == request && s.state == SegmentState::Creating && !s.doomed);
         let making = made.is_some_and(|(_, segment)| {
             segment.doomed = true;
             true
@@ -200,7 +202,9 @@ impl Model {
     }
 
     fn hear_unproven(&mut self, id: SegmentId, suspects: &[Pid]) {
-        let Some(lease) = self.segments.get(&id).filter(|s| s.state == SegmentState::Draining).map(|s| s.lease) else {
+        let Some(lease) =
+            self.segments.get(&id).filter(|s| s.state == SegmentState::Draining).map(|s| s.lease)
+        else {
             return;
         };
         let aside = self.set_aside_of(lease);

@@ -66,7 +66,9 @@ impl Model {
         ask.risen
             && match ask.aim {
                 Aim::Lease { .. } => true,
-                Aim::Growth { lease, device, bytes, .. } => !self.growth_takes(lease, device, bytes).is_zero(),
+                Aim::Growth { lease, device, bytes, .. } => {
+                    !self.growth_takes(lease, device, bytes).is_zero()
+                }
             }
     }
 
