@@ -15,10 +15,11 @@ use crate::error::{AskError, Error};
 use crate::lease_state::{LeaseState, Terms};
 use crate::leases::Epoch;
 use crate::place::SOCKET_VARIABLE;
+use crate::presence::Presence;
 use crate::pressure::Pressure;
 use crate::resident::Resident;
 use crate::segment::Segment;
-use crate::session::{Jobs, Session};
+use crate::session::Jobs;
 use crate::token::Token;
 
 pub(crate) const LEASE_VARIABLE: &str = "GPULEASE_LEASE";
@@ -185,6 +186,7 @@ impl Lease {
     /// Denied where there is no room now, or beyond a budget; the lease is then as it was.
     pub async fn resize(&self, reserve: Bytes, limit: Bytes) -> Result<(), AskError> {
         let (session, key) = (self.state.session(), self.state.key());
+        session.settle().await?;
         let call = |mut jobs: Jobs, session| async move {
             let (reserve_bytes, limit_bytes) = (reserve.get(), limit.get());
             let request = v1::ResizeRequest {
@@ -223,11 +225,11 @@ impl Lease {
         Pressure::new(self.state.notices())
     }
 
-    pub(crate) fn granted(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
+    pub(crate) fn granted(session: &Share<Presence>, epoch: Epoch, terms: Terms) -> Self {
         Self { state: LeaseState::admit(session, epoch, terms), end: End::GiveBack }
     }
 
-    pub(crate) fn joined(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
+    pub(crate) fn joined(session: &Share<Presence>, epoch: Epoch, terms: Terms) -> Self {
         Self { state: LeaseState::admit(session, epoch, terms), end: End::Nothing }
     }
 

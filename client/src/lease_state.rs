@@ -10,9 +10,9 @@ use tokio::sync::broadcast::{self, Receiver, Sender};
 use crate::engine::Share;
 use crate::lease::Standing;
 use crate::leases::{Epoch, LeaseKey};
+use crate::presence::Presence;
 use crate::pressure::{NOTICES_KEPT, Recall};
 use crate::resident::Gate;
-use crate::session::Session;
 use crate::token::Token;
 
 /// A deadline beyond what a clock can count is none: ten years.
@@ -33,7 +33,7 @@ pub(crate) struct Terms {
 /// What all handles and segments of one lease share.
 #[derive(Debug)]
 pub(crate) struct LeaseState {
-    session: Share<Session>,
+    session: Share<Presence>,
     epoch: Epoch,
     terms: Terms,
     /// Reserve and limit, which a resize changes.
@@ -46,7 +46,7 @@ pub(crate) struct LeaseState {
 
 impl LeaseState {
     /// The state of this lease: a new one, or the one that this process has already.
-    pub(crate) fn admit(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Share<Self> {
+    pub(crate) fn admit(session: &Share<Presence>, epoch: Epoch, terms: Terms) -> Share<Self> {
         let state = Self {
             session: session.clone(),
             epoch,
@@ -71,7 +71,7 @@ impl LeaseState {
         &self.terms
     }
 
-    pub(crate) fn session(&self) -> &Share<Session> {
+    pub(crate) fn session(&self) -> &Share<Presence> {
         &self.session
     }
 

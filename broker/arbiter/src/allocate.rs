@@ -225,9 +225,8 @@ impl Arbiter {
     pub(crate) fn abandoned(&mut self, request: RequestId) {
         if let Some(ask) = self.waiting.get(&request).copied() {
             drop(self.drop_ask(ask));
-        } else if let Some(segment) = self.creating.remove(&request) {
-            let making = self.segments.get_mut(&segment).expect("it is being made");
-            making.state = State::Creating(None);
+        } else if let Some(segment) = self.creating.get(&request).copied() {
+            self.forsake(segment);
         }
     }
 
@@ -236,13 +235,13 @@ impl Arbiter {
         else {
             return;
         };
-        let process = segment.process;
+        let (process, device) = (segment.process, segment.device);
         match segment.made(id) {
             Some(request) => {
                 self.creating.remove(&request);
                 self.emit(Effect::Allocated { request, segment: id, process });
             }
-            None => self.drain(id),
+            None => self.emit(Effect::Reclaim { segment: id, device }),
         }
     }
 
@@ -251,21 +250,18 @@ impl Arbiter {
         else {
             return;
         };
+        let from = if request.is_some() { Bucket::Held } else { Bucket::Draining };
         if let Some(request) = request {
             self.creating.remove(&request);
             self.deny(request, Denial::DeviceRefused { why });
         }
-        self.bring_back(id, Bucket::Held);
+        self.bring_back(id, from);
     }
 
     /// Nobody waits for the segments that the lease has in the making any more.
     pub(crate) fn disappoint(&mut self, lease: LeaseId, denial: &Denial) {
         for id in self.leases[&lease].segments.clone() {
-            let segment = self.segments.get_mut(&id).expect("a lease's segments exist");
-            if let State::Creating(request @ Some(_)) = &mut segment.state
-                && let Some(request) = request.take()
-            {
-                self.creating.remove(&request);
+            if let Some(request) = self.forsake(id) {
                 self.deny(request, denial.clone());
             }
         }

@@ -45,8 +45,12 @@ impl Arbiter {
         for segment in lease.segments.iter().map(|id| &self.segments[id]) {
             let sum = sums.entry(segment.device).or_default();
             match segment.state {
-                State::Creating(_) | State::Live(_) => sum.put(crate::ledger::Bucket::Held, segment.bytes),
-                State::Draining => sum.put(crate::ledger::Bucket::Draining, segment.bytes),
+                State::Creating(Some(_)) | State::Live(_) => {
+                    sum.put(crate::ledger::Bucket::Held, segment.bytes)
+                }
+                State::Creating(None) | State::Draining => {
+                    sum.put(crate::ledger::Bucket::Draining, segment.bytes)
+                }
                 State::Quarantined { .. } => sum.put(crate::ledger::Bucket::Quarantined, segment.bytes),
             }
         }
@@ -90,7 +94,7 @@ impl Arbiter {
             assert!(process.asks.iter().all(|ask| self.line.asks[ask].process == *id));
             for segment in &process.segments {
                 assert_eq!(self.segments[segment].process, *id);
-                assert!(matches!(self.segments[segment].state, State::Creating(_) | State::Live(_)));
+                assert!(matches!(self.segments[segment].state, State::Creating(Some(_)) | State::Live(_)));
             }
         }
         for (id, session) in &self.sessions {

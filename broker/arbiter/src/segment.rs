@@ -10,8 +10,8 @@
 //!   creating for nobody --Created-----------------------> draining  quarantined --Freed--> credited
 //! ```
 //!
-//! Its bytes count as held from the moment the device is told to make it. It belongs to the process
-//! that allocated it.
+//! Its bytes count as held from the moment the device is told to make it, and as draining from the
+//! moment nobody wants it, made or not. It belongs to the process that allocated it.
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId};
 
@@ -48,7 +48,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// The device made it. Who is told; `None` where nobody wants it any more and it drains at once.
+    /// The device made it. Who is told; `None` where nobody wants it any more and it drains.
     ///
     /// # Panics
     /// When it is not being made.
@@ -56,8 +56,16 @@ impl Segment {
         let State::Creating(request) = self.state else {
             panic!("{id} is {:?} and can't become live", self.state);
         };
-        self.state = State::Live(Claim::Unclaimed);
+        self.state = if request.is_some() { State::Live(Claim::Unclaimed) } else { State::Draining };
         request
+    }
+
+    /// Nobody wants what is being made. Who wanted it, where somebody still did.
+    pub(crate) fn forsake(&mut self) -> Option<RequestId> {
+        match &mut self.state {
+            State::Creating(request) => request.take(),
+            State::Live(_) | State::Draining | State::Quarantined { .. } => None,
+        }
     }
 
     /// It is given back.
