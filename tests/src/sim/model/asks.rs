@@ -196,7 +196,7 @@ impl Model {
     /// Whether an ask that waits can't be granted any more, whatever comes back.
     pub(super) fn can_never_be(&self, ask: &AskFact) -> bool {
         match &ask.aim {
-            Aim::Lease { .. } => self.is_too_large(ask),
+            Aim::Lease { .. } => self.is_too_large(ask) || self.is_over_budget(ask),
             Aim::Growth { device, .. } => self.device(*device).is_none_or(|fact| fact.lost),
         }
     }
