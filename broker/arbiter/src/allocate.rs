@@ -232,9 +232,8 @@ impl Arbiter {
     pub(crate) fn abandoned(&mut self, request: RequestId) {
         if let Some(ask) = self.waiting.get(&request).copied() {
             drop(self.drop_ask(ask));
-        } else if let Some(segment) = self.creating.remove(&request) {
-            let making = self.segments.get_mut(&segment).expect("it is being made");
-            making.state = State::Creating(None);
+        } else if let Some(segment) = self.creating.get(&request).copied() {
+            self.forsake_segment(segment);
         } else if let Some(lease) = self.resuming.get(&request).copied() {
             self.drop_resumer(lease, request);
         }
@@ -244,14 +243,14 @@ impl Arbiter {
         let Some(segment) = self.segments.get_mut(&id) else {
             return;
         };
-        let (process, lease) = (segment.process, segment.lease);
+        let (process, lease, device) = (segment.process, segment.lease, segment.device);
         match segment.state {
             State::Creating(_) => match segment.made(id) {
                 Some(request) => {
                     self.creating.remove(&request);
                     self.emit(Effect::Allocated { request, segment: id, process });
                 }
-                None => self.drain(id),
+                None => self.emit(Effect::Reclaim { segment: id, device }),
             },
             State::Restoring => self.made_again(id),
             State::Live(_)
@@ -271,11 +270,12 @@ impl Arbiter {
         };
         match segment.state {
             State::Creating(request) => {
+                let from = if request.is_some() { Bucket::Held } else { Bucket::Draining };
                 if let Some(request) = request {
                     self.creating.remove(&request);
                     self.deny(request, Denial::DeviceRefused { why });
                 }
-                self.bring_back(id, Bucket::Held);
+                self.bring_back(id, from);
             }
             State::Restoring => self.not_made_again(id),
             State::Live(_)
@@ -291,11 +291,7 @@ impl Arbiter {
     /// Nobody waits for the segments that the lease has in the making any more.
     pub(crate) fn disappoint(&mut self, lease: LeaseId, denial: &Denial) {
         for id in self.leases[&lease].segments.clone() {
-            let segment = self.segments.get_mut(&id).expect("a lease's segments exist");
-            if let State::Creating(request @ Some(_)) = &mut segment.state
-                && let Some(request) = request.take()
-            {
-                self.creating.remove(&request);
+            if let Some(request) = self.forsake_segment(id) {
                 self.deny(request, denial.clone());
             }
         }

@@ -97,6 +97,8 @@ impl Arbiter {
             process.segments.remove(&id);
         }
         self.review(lease, device);
+        // What was asked back may have been a segment that the device could not make.
+        self.weigh_recall(lease);
         self.bury(lease);
         self.move_on(lease);
     }

@@ -52,7 +52,9 @@ impl Arbiter {
     fn needs(&self, ask: &Ask) -> Vec<(DeviceId, Bytes)> {
         match &ask.stage {
             Stage::Barrier { needs, .. } => needs.clone(),
-            Stage::InLine | Stage::OwnDrain | Stage::Leaving => self.line.least_missing(ask, &self.ledger),
+            Stage::InLine | Stage::OwnDrain | Stage::Leaving => {
+                self.line.least_missing(ask, None, &self.ledger)
+            }
         }
     }
 

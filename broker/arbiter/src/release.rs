@@ -194,12 +194,27 @@ impl Arbiter {
     pub(crate) fn drain(&mut self, id: SegmentId) {
         let segment = self.segments.get_mut(&id).expect("its caller looked");
         segment.drain(id);
+        let device = segment.device;
+        self.emit(Effect::Reclaim { segment: id, device });
+        self.send_back(id);
+    }
+
+    /// Nobody wants what the device is making: it drains once it is made. Who wanted it, where somebody still did.
+    pub(crate) fn forsake_segment(&mut self, id: SegmentId) -> Option<RequestId> {
+        let request = self.segments.get_mut(&id).expect("its caller looked").forsake()?;
+        self.creating.remove(&request);
+        self.send_back(id);
+        Some(request)
+    }
+
+    /// The segment's bytes are on their way back.
+    fn send_back(&mut self, id: SegmentId) {
+        let segment = &self.segments[&id];
         let (lease, device, process, bytes) = (segment.lease, segment.device, segment.process, segment.bytes);
         if let Some(process) = self.processes.get_mut(&process) {
             process.segments.remove(&id);
         }
         self.shift(lease, device, Bucket::Held, Bucket::Draining, bytes);
-        self.emit(Effect::Reclaim { segment: id, device });
         // What waits for the lease's own bytes may be covered by these now, and needs less set aside.
         self.review(lease, device);
         self.weigh_recall(lease);
@@ -209,19 +224,16 @@ impl Arbiter {
     /// The process is dead: it maps nothing any more.
     pub(crate) fn drain_all_of(&mut self, process: ProcessId) {
         for id in self.process(process).segments.clone() {
-            let segment = self.segments.get_mut(&id).expect("a process's segments exist");
-            match &mut segment.state {
-                State::Creating(request) => {
-                    if let Some(request) = request.take() {
-                        self.creating.remove(&request);
-                        self.deny(request, Denial::Withdrawn);
-                    }
+            match self.segments[&id].state {
+                State::Creating(Some(request)) => {
+                    self.forsake_segment(id);
+                    self.deny(request, Denial::Withdrawn);
                 }
                 State::Live(_) | State::Back(_) => self.drain(id),
                 State::Departing | State::Stuck { .. } | State::Away | State::Restoring => {
                     self.abandon_copy(id)
                 }
-                State::Draining | State::Quarantined { .. } => {
+                State::Creating(None) | State::Draining | State::Quarantined { .. } => {
                     unreachable!("a process's set has no segments that were given back")
                 }
             }

@@ -19,9 +19,10 @@
 //!              away ----------------------------'
 //! ```
 //!
-//! Its bytes count as held from the moment the device is told to make it. It belongs to the process
-//! that allocated it. One that is away takes nothing of the device: its bytes are in its host copy,
-//! and when it dies or is freed there, the copy is dropped.
+//! Its bytes count as held from the moment the device is told to make it, and as draining from the
+//! moment nobody wants it, made or not. It belongs to the process that allocated it. One that is away
+//! takes nothing of the device: its bytes are in its host copy, and when it dies or is freed there,
+//! the copy is dropped.
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId};
 
@@ -62,8 +63,8 @@ impl State {
     /// What its bytes are charged as.
     pub(crate) const fn bucket(&self) -> Option<Bucket> {
         match self {
-            Self::Creating(_) | Self::Live(_) | Self::Restoring | Self::Back(_) => Some(Bucket::Held),
-            Self::Draining | Self::Departing => Some(Bucket::Draining),
+            Self::Creating(Some(_)) | Self::Live(_) | Self::Restoring | Self::Back(_) => Some(Bucket::Held),
+            Self::Creating(None) | Self::Draining | Self::Departing => Some(Bucket::Draining),
             Self::Quarantined { .. } | Self::Stuck { .. } => Some(Bucket::Quarantined),
             Self::Away => None,
         }
@@ -72,14 +73,14 @@ impl State {
     /// Whether its process still has it, mapped, on its way or in the host copy.
     pub(crate) const fn is_of_process(&self) -> bool {
         match self {
-            Self::Creating(_)
+            Self::Creating(Some(_))
             | Self::Live(_)
             | Self::Departing
             | Self::Stuck { .. }
             | Self::Away
             | Self::Restoring
             | Self::Back(_) => true,
-            Self::Draining | Self::Quarantined { .. } => false,
+            Self::Creating(None) | Self::Draining | Self::Quarantined { .. } => false,
         }
     }
 
@@ -103,7 +104,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// The device made it. Who is told; `None` where nobody wants it any more and it drains at once.
+    /// The device made it. Who is told; `None` where nobody wants it any more and it drains.
     ///
     /// # Panics
     /// When it is not being made.
@@ -111,8 +112,23 @@ impl Segment {
         let State::Creating(request) = self.state else {
             panic!("{id} is {:?} and can't become live", self.state);
         };
-        self.state = State::Live(Claim::Unclaimed);
+        self.state = if request.is_some() { State::Live(Claim::Unclaimed) } else { State::Draining };
         request
+    }
+
+    /// Nobody wants what is being made. Who wanted it, where somebody still did.
+    pub(crate) fn forsake(&mut self) -> Option<RequestId> {
+        match &mut self.state {
+            State::Creating(request) => request.take(),
+            State::Live(_)
+            | State::Draining
+            | State::Quarantined { .. }
+            | State::Departing
+            | State::Stuck { .. }
+            | State::Away
+            | State::Restoring
+            | State::Back(_) => None,
+        }
     }
 
     /// It is given back.

@@ -4,7 +4,7 @@ use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::accounts::{Accounts, NodeId, Resource};
 use crate::ledger::{Ledger, plus};
-use crate::line::ask::{Ask, Post, Right, Seniority, Stage, resources};
+use crate::line::ask::{Ask, Post, Right, Seniority, Stage, Turn, resources};
 use crate::line::gate::Climb;
 use crate::line::shape::Use;
 use crate::line::{Line, pins, units};
@@ -26,7 +26,7 @@ impl Line {
         if ask.stage != Stage::InLine {
             return;
         }
-        let needs = self.least_missing(ask, ledger);
+        let needs = self.least_missing(ask, Some(ask.turn()), ledger);
         self.strike(&ask.clone(), accounts);
         let ask = self.get_mut(id);
         ask.stage = Stage::Barrier { needs, post: Post::Collecting };
@@ -36,7 +36,8 @@ impl Line {
     /// The barrier is bound anew: a device is lost, or can't give what it could, or can again.
     pub(crate) fn rise_again(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         self.retreat(id, accounts);
-        let needs = self.least_missing(self.get(id), ledger);
+        let ask = self.get(id);
+        let needs = self.least_missing(ask, Some(ask.turn()), ledger);
         self.get_mut(id).stage = Stage::Barrier { needs, post: Post::Collecting };
         self.start_climb(id, accounts, ledger);
     }
@@ -162,19 +163,22 @@ impl Line {
         steps
     }
 
-    /// What the ask needs on the devices where least is missing for it.
-    pub(crate) fn least_missing(&self, ask: &Ask, ledger: &Ledger) -> Vec<(DeviceId, Bytes)> {
+    /// What the ask needs on the devices where least is missing for it: behind the barriers
+    /// before its `turn`, or, for one that is none, behind all.
+    pub(crate) fn least_missing(
+        &self,
+        ask: &Ask,
+        turn: Option<Turn>,
+        ledger: &Ledger,
+    ) -> Vec<(DeviceId, Bytes)> {
         let mut needs = self.needs_anywhere(ask, ledger);
         match &self.shape_of(ask).wish {
             DeviceWish::These(_) => needs,
             DeviceWish::Any(n) => {
                 needs.sort_by_key(|(device, need)| {
-                    let hopeless = *need > ledger.book(*device).ceiling();
-                    (
-                        hopeless,
-                        need.saturating_sub(self.available(*device, ledger).unwrap_or_default()),
-                        *device,
-                    )
+                    let book = ledger.book(*device);
+                    let missing = need.saturating_sub(self.piles.left(*device, book.free, turn));
+                    (*need > book.ceiling(), missing, *device)
                 });
                 needs.truncate(n.get() as usize);
                 needs

@@ -273,6 +273,32 @@ fn an_abandoned_allocation_leaves_the_line_or_is_taken_back_when_made() {
     assert!(!desk.answers.contains_key(&made));
 }
 
+/// A client gave an allocation up while the device was slow, asked again within its reserve, and was refused for what
+/// it had just given up.
+#[test]
+fn what_is_given_up_while_it_is_made_is_on_its_way_back_at_once() {
+    for fails in [false, true] {
+        let mut desk = Desk::new(&[100]);
+        let client = desk.client(1);
+        let lease = desk.lease(client, want(20));
+        let given_up = desk.allocate(client, lease, 20);
+        let segment = desk.making();
+        desk.tell(Event::Abandoned { request: given_up });
+        assert_eq!((desk.device(0).held, desk.device(0).draining), (mib(0), mib(20)));
+        let again = desk.allocate(client, lease, 20);
+        assert!(!desk.answers.contains_key(&again), "it waits for the lease's own bytes");
+        if fails {
+            desk.tell(Event::CreateFailed { segment, why: String::new() });
+        } else {
+            desk.tell(Event::Created { segment });
+            desk.tell(Event::Freed { segment });
+        }
+        let second = desk.making();
+        desk.tell(Event::Created { segment: second });
+        assert_eq!(desk.answer(again), Answer::Allocated(second));
+    }
+}
+
 #[test]
 fn segments_of_a_lease_are_bounded() {
     let policy = gpulease_arbiter::Policy { segments_per_lease: 2, ..crate::desk::policy() };

@@ -127,7 +127,7 @@ fn a_segment_in_the_making_of_a_dead_process_is_taken_back_when_made() {
         let asked = desk.allocate(victim, lease, 40);
         let segment = desk.making();
         desk.die(victim);
-        assert_eq!((desk.device(0).held, desk.device(0).set_aside), (mib(40), mib(0)));
+        assert_eq!((desk.device(0).draining, desk.device(0).set_aside), (mib(40), mib(0)));
         if fails {
             desk.tell(Event::CreateFailed { segment, why: "full".to_owned() });
         } else {
