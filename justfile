@@ -22,7 +22,7 @@ deny:
 
 # The simulator over many more seeds than the tests run.
 sim-long seeds="20000":
-    GPULEASE_SIM_SEEDS={{seeds}} cargo test --release -p gpulease-tests --test main -- sim:: --nocapture
+    GPULEASE_SIM_SEEDS={{seeds}} cargo test --release -p gpulease-tests --test main -- simulator --nocapture
 
 # The benches of our own code.
 bench:

@@ -41,6 +41,10 @@ kinds! {
     Refused "refused";
     Freed "freed";
     Released "released";
+    Closed "closed";
+    /// A process that had closed its sessions, or never had one.
+    Ended "ended";
+    /// A process whose session was open.
     Died "died";
     Adrift "adrift";
     Rejoined "rejoined";

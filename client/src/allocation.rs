@@ -170,6 +170,7 @@ impl<'l> Allocation<'l> {
     /// twice, so that the first is withdrawn before.
     async fn put(&self, device: DeviceId) -> Result<v1::Allocated, AskError> {
         let session = self.lease.session();
+        session.settle().await?;
         let mut patience = Patience::new(session);
         loop {
             let pass = session.pass_for(self.lease.key()).await?;

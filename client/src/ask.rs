@@ -164,6 +164,7 @@ impl<'a> LeaseBuilder<'a> {
     /// does not answer.
     pub async fn acquire(mut self) -> Result<Lease, AcquireError> {
         let session = self.client.session();
+        session.settle().await?;
         let mut patience = Patience::new(session);
         let mut ask = Named::new(session);
         loop {

@@ -20,6 +20,7 @@ use crate::lease::{LEASE_VARIABLE, Lease, TOKEN_VARIABLE};
 use crate::lease_state::Terms;
 use crate::observer::Observer;
 use crate::place::candidates;
+use crate::presence::Presence;
 use crate::session::{Jobs, Session};
 use crate::token::Token;
 
@@ -50,14 +51,15 @@ impl Options {
 }
 
 /// A session with the broker. Clones share it; the last handle to go, leases and segments
-/// included, closes it.
+/// included, closes it, and blocks until the broker has heard so: about a millisecond, at most a second where
+/// it does not answer.
 ///
 /// The library talks to the broker on a thread of its own, so that its futures can be awaited on
 /// any executor and a busy one delays nothing. A session belongs to the process that opened it: in
 /// a forked child every call answers [`Error::Forked`].
 #[derive(Clone, Debug)]
 pub struct Client {
-    session: Share<Session>,
+    session: Share<Presence>,
 }
 
 impl Client {
@@ -90,11 +92,12 @@ impl Client {
     pub async fn connect_with(options: Options) -> Result<Self, Error> {
         let places = candidates(options.socket, |name| var_os(name));
         let (answer, started) = oneshot::channel();
-        let engine = Engine::start(move |done| keeper::keep(places, answer, done))?;
+        let (engine, end) = Engine::start(move |done| keeper::keep(places, answer, done))?;
         let ended = |_| Error::Thread(io::Error::other("it ended"));
         let started = started.await.map_err(ended)??;
         let wait = options.broker_wait.unwrap_or(BROKER_WAIT);
-        Ok(Share::new(Arc::new(Session::new(engine, started, wait))).into())
+        let session = Share::new(Arc::new(Session::new(engine, started, wait)));
+        Ok(Share::new(Arc::new(Presence::new(session, end))).into())
     }
 
     /// Connects and joins the lease of the job that this process was started in, by what
@@ -186,13 +189,13 @@ impl Client {
         self.session.take_kept()
     }
 
-    pub(crate) fn session(&self) -> &Share<Session> {
+    pub(crate) fn session(&self) -> &Share<Presence> {
         &self.session
     }
 }
 
-impl From<Share<Session>> for Client {
-    fn from(session: Share<Session>) -> Self {
+impl From<Share<Presence>> for Client {
+    fn from(session: Share<Presence>) -> Self {
         Self { session }
     }
 }

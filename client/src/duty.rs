@@ -18,21 +18,26 @@ pub(crate) enum Duty {
 }
 
 impl Duty {
-    /// Does it on the library's thread, which stays for it: as long as it takes, since a broker that
-    /// comes back with its records still has the bytes charged.
+    /// Does it on the library's thread, which stays for it. Asks put after this wait until it is done.
     pub(crate) fn discharge(self, session: &Share<Session>) {
-        let session = session.clone();
+        let (session, debt) = (session.clone(), session.debts.incur());
         let handle = session.engine.handle().clone();
         handle.spawn(async move {
-            loop {
-                match self.attempt(&session).await {
-                    Ok(()) => return,
-                    Err(AskError::Failed(Error::Gone { .. } | Error::Silent { .. })) => {}
-                    Err(AskError::Failed(error)) => return session.keep(error),
-                    Err(AskError::Denied(denied)) => return session.keep(Error::Refused(denied)),
-                }
-            }
+            self.perform(&session).await;
+            drop(debt);
         });
+    }
+
+    /// As long as it takes, since a broker that comes back with its records still has the bytes charged.
+    pub(crate) async fn perform(self, session: &Session) {
+        loop {
+            match self.attempt(session).await {
+                Ok(()) => return,
+                Err(AskError::Failed(Error::Gone { .. } | Error::Silent { .. })) => {}
+                Err(AskError::Failed(error)) => return session.keep(error),
+                Err(AskError::Denied(denied)) => return session.keep(Error::Refused(denied)),
+            }
+        }
     }
 
     async fn attempt(self, session: &Session) -> Result<(), AskError> {

@@ -9,8 +9,9 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::process;
 use std::ptr;
-use std::sync::Arc;
-use std::thread;
+use std::sync::mpsc as plain;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use gpulease_words::Pid;
@@ -22,6 +23,9 @@ use crate::error::Error;
 
 /// So many segments are claimed and mapped, or unmapped, at the same time.
 const BLOCKING: usize = 16;
+
+/// How long the end of a program may be put off by a broker that does not answer; one that does takes a millisecond.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Says when nobody needs the thread any more: `recv` then returns `None`.
 pub(crate) type Done = mpsc::Receiver<Infallible>;
@@ -35,21 +39,25 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Starts the thread with its main future, which should end soon after [`Done`] says so.
+    /// Starts the thread with its main future, which should end soon after [`Done`] says so; and what tells that it has.
     pub(crate) fn start<F: Future<Output = ()>>(
         main: impl FnOnce(Done) -> F + Send + 'static,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, End), Error> {
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING).build();
         let runtime = runtime.map_err(Error::Thread)?;
         let (alive, done) = mpsc::channel(1);
         let handle = runtime.handle().clone();
         let thread = thread::Builder::new().name("gpulease".to_owned());
+        let (running, ended) = plain::channel();
         let run = move || {
             take_no_signals();
             runtime.block_on(main(done));
+            // Before the runtime goes, which waits for its blocking threads: one of them may wait for this.
+            drop(running);
         };
-        thread.spawn(run).map_err(Error::Thread)?;
-        Ok(Self { handle, opened_by: this_process(), _alive: alive })
+        let thread = thread.spawn(run).map_err(Error::Thread)?;
+        let end = End { ended: Mutex::new(ended), thread: thread.thread().id() };
+        Ok((Self { handle, opened_by: this_process(), _alive: alive }, end))
     }
 
     /// Refuses to work in a forked child: the thread did not come along, and the session is the parent's.
@@ -72,6 +80,23 @@ impl Engine {
     pub(crate) fn within<F: Future>(&self, duration: Duration, future: F) -> Timeout<F> {
         let _context = self.handle.enter();
         tokio::time::timeout(duration, future)
+    }
+}
+
+/// Tells when the main future of a thread has returned.
+#[derive(Debug)]
+pub(crate) struct End {
+    ended: Mutex<plain::Receiver<Infallible>>,
+    thread: ThreadId,
+}
+
+impl End {
+    /// Waits for it, blocking this thread, but only for a moment.
+    pub(crate) fn wait(&self) {
+        if thread::current().id() != self.thread {
+            // Nothing is ever sent: it returns when the other end is gone, or when the moment has passed.
+            let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(FAREWELL);
+        }
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) async fn keep(
     answer: oneshot::Sender<Result<Started, Error>>,
     mut done: Done,
 ) {
-    let (mut keeper, messages, started) = match begin(places).await {
+    let (mut keeper, started) = match begin(places).await {
         Ok(begun) => begun,
         Err(error) => {
             // Nobody is left to tell where the connect was given up.
@@ -72,12 +72,12 @@ pub(crate) async fn keep(
     let _ = answer.send(Ok(started));
     tokio::select! {
         _ = done.recv() => {}
-        () = keeper.attend(messages) => {}
+        () = keeper.attend() => {}
     }
     keeper.close().await;
 }
 
-async fn begin(places: Vec<Place>) -> Result<(Keeper, Streaming<v1::SessionMessage>, Started), Error> {
+async fn begin(places: Vec<Place>) -> Result<(Keeper, Started), Error> {
     let (place, first) = find(places).await?;
     let link = Arc::new(Link::new(place.clone(), first));
     let opened = tokio::time::timeout(OPEN_WITHIN, open(&link, None)).await;
@@ -101,7 +101,7 @@ async fn begin(places: Vec<Place>) -> Result<(Keeper, Streaming<v1::SessionMessa
         idle_after: Some(idle_after).filter(|after| !after.is_zero()),
         connection: watched,
     };
-    Ok((Keeper { link, leases, connection, pass }, messages, started))
+    Ok((Keeper { link, leases, connection, pass, messages }, started))
 }
 
 struct Keeper {
@@ -109,23 +109,25 @@ struct Keeper {
     leases: Arc<Leases>,
     connection: watch::Sender<Connection>,
     pass: Pass,
+    /// Kept over the good-bye: where it ends before, the session looks adrift.
+    messages: Streaming<v1::SessionMessage>,
 }
 
 impl Keeper {
-    async fn attend(&mut self, mut messages: Streaming<v1::SessionMessage>) {
+    async fn attend(&mut self) {
         loop {
-            let why = self.listen(&mut messages).await;
+            let why = self.listen().await;
             tracing::debug!(why, "gpulease: the session is adrift");
             self.connection.send_replace(Connection::Adrift { why });
-            messages = self.rejoin().await;
+            self.messages = self.rejoin().await;
             self.connection.send_replace(Connection::Open(self.pass.clone()));
         }
     }
 
     /// Passes notices on until the stream ends; returns why.
-    async fn listen(&self, messages: &mut Streaming<v1::SessionMessage>) -> String {
+    async fn listen(&mut self) -> String {
         loop {
-            match messages.message().await {
+            match self.messages.message().await {
                 Ok(Some(message)) => self.notice(message),
                 Ok(None) => return "it ended the session's stream".to_owned(),
                 Err(status) => return causes(&status),

@@ -17,10 +17,11 @@ use crate::gate::Presence;
 use crate::lease_state::{LeaseState, Terms};
 use crate::leases::Epoch;
 use crate::place::SOCKET_VARIABLE;
+use crate::presence::Presence as Handle;
 use crate::pressure::{Pressure, PressureListener, Recall};
 use crate::resident::Resident;
 use crate::segment::Segment;
-use crate::session::{Jobs, Session};
+use crate::session::Jobs;
 use crate::token::Token;
 
 pub(crate) const LEASE_VARIABLE: &str = "GPULEASE_LEASE";
@@ -214,6 +215,7 @@ impl Lease {
     /// Denied where there is no room now, or beyond a budget; the lease is then as it was.
     pub async fn resize(&self, reserve: Bytes, limit: Bytes) -> Result<(), AskError> {
         let (session, key) = (self.state.session(), self.state.key());
+        session.settle().await?;
         let call = |mut jobs: Jobs, session| async move {
             let (reserve_bytes, limit_bytes) = (reserve.get(), limit.get());
             let request = v1::ResizeRequest {
@@ -267,11 +269,11 @@ impl Lease {
         Ok(PressureListener::start(self.pressure(), call))
     }
 
-    pub(crate) fn granted(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
+    pub(crate) fn granted(session: &Share<Handle>, epoch: Epoch, terms: Terms) -> Self {
         Self::of(LeaseState::admit(session, epoch, terms), End::GiveBack)
     }
 
-    pub(crate) fn joined(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Self {
+    pub(crate) fn joined(session: &Share<Handle>, epoch: Epoch, terms: Terms) -> Self {
         Self::of(LeaseState::admit(session, epoch, terms), End::Nothing)
     }
 

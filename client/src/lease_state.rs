@@ -13,9 +13,9 @@ use crate::error::{Denied, Error};
 use crate::gate::{Absence, Gate};
 use crate::lease::Standing;
 use crate::leases::{Epoch, LeaseKey};
+use crate::presence::Presence;
 use crate::pressure::{NOTICES_KEPT, Recall};
 use crate::segment::Segment;
-use crate::session::Session;
 use crate::spares::Spares;
 use crate::suspension::{Body, Homecoming, Order, Orders};
 use crate::token::Token;
@@ -38,7 +38,7 @@ pub(crate) struct Terms {
 /// What all handles and segments of one lease share.
 #[derive(Debug)]
 pub(crate) struct LeaseState {
-    session: Share<Session>,
+    session: Share<Presence>,
     epoch: Epoch,
     terms: Terms,
     /// Reserve and limit, which a resize changes.
@@ -58,7 +58,7 @@ pub(crate) struct LeaseState {
 
 impl LeaseState {
     /// The state of this lease: a new one, or the one that this process has already.
-    pub(crate) fn admit(session: &Share<Session>, epoch: Epoch, terms: Terms) -> Share<Self> {
+    pub(crate) fn admit(session: &Share<Presence>, epoch: Epoch, terms: Terms) -> Share<Self> {
         let state = Self {
             session: session.clone(),
             epoch,
@@ -88,7 +88,7 @@ impl LeaseState {
         &self.terms
     }
 
-    pub(crate) fn session(&self) -> &Share<Session> {
+    pub(crate) fn session(&self) -> &Share<Presence> {
         &self.session
     }
 

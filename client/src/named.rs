@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpulease_proto::v1;
 use tonic::Status;
 
+use crate::debts::Debt;
 use crate::duty::Duty;
 use crate::engine::Share;
 use crate::error::Error;
@@ -129,7 +130,8 @@ impl<P: Pending> Drop for Named<P> {
             Course::Put(_, pending) if session.is_forked() => std::mem::forget(pending),
             Course::CutOff(_) if session.is_forked() => {}
             Course::Put(epoch, pending) => {
-                session.engine.handle().spawn(give_up(session.clone(), epoch, name, pending));
+                let debt = session.debts.incur();
+                session.engine.handle().spawn(give_up(session.clone(), debt, (epoch, name), pending));
             }
             Course::CutOff(epoch) => Duty::Withdraw(epoch, name).discharge(session),
         }
@@ -137,7 +139,7 @@ impl<P: Pending> Drop for Named<P> {
 }
 
 /// Says that an ask is withdrawn until it is answered, and gives back what the answer brings.
-async fn give_up<P: Pending>(session: Share<Session>, epoch: Epoch, name: u64, pending: P) {
+async fn give_up<P: Pending>(session: Share<Session>, debt: Debt, (epoch, name): (Epoch, u64), pending: P) {
     let mut end = pin!(pending.end());
     let mut pause = FIRST_PAUSE;
     let end = loop {
@@ -153,7 +155,8 @@ async fn give_up<P: Pending>(session: Share<Session>, epoch: Epoch, name: u64, p
     };
     match end {
         End::Nothing => {}
-        End::Brought(duty) => duty.discharge(&session),
-        End::Unknown => Duty::Withdraw(epoch, name).discharge(&session),
+        End::Brought(duty) => duty.perform(&session).await,
+        End::Unknown => Duty::Withdraw(epoch, name).perform(&session).await,
     }
+    drop(debt);
 }

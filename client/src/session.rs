@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use crate::debts::Debts;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -42,6 +43,7 @@ pub(crate) struct Session {
     pub(crate) spare: Spare,
     /// How long a lease has no guard before the broker is told; `None`: it does not want to know.
     pub(crate) idle_after: Option<Duration>,
+    pub(crate) debts: Debts,
     wait: Duration,
     connection: watch::Receiver<Connection>,
     names: AtomicU64,
@@ -59,6 +61,7 @@ impl Session {
             lanes: Lanes::default(),
             spare: Spare::default(),
             idle_after: started.idle_after,
+            debts: Debts::default(),
             wait,
             connection: started.connection,
             names: AtomicU64::new(1),
@@ -97,6 +100,19 @@ impl Session {
     pub(crate) async fn pass_for(&self, lease: LeaseKey) -> Result<Pass, Error> {
         let pass = self.pass().await?;
         if pass.epoch == lease.epoch { Ok(pass) } else { Err(Error::Lost { lease: lease.id }) }
+    }
+
+    /// Waits until the broker has heard of all that was given back and given up before this. To be called before an
+    /// ask is put: it may need just that.
+    pub(crate) async fn settle(&self) -> Result<(), Error> {
+        self.engine.check()?;
+        if self.debts.are_settled() {
+            return Ok(());
+        }
+        // Says why where the broker is gone.
+        self.pass().await?;
+        let settled = self.engine.within(self.wait, self.debts.settled()).await;
+        settled.map_err(|_| self.silent("an earlier release or withdrawal"))
     }
 
     /// Puts a request that may be put twice, and again where the connection broke under it.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::proc::Proc;
 use crate::programs;
 
 /// How long anything that should happen at once may take on a busy machine.
@@ -119,6 +120,15 @@ impl Daemon {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the daemon is our child");
+    }
+
+    /// Stops it as Ctrl-Z would, and waits until it stands still; SIGCONT lets it go on.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        Proc(self.pid()).wait_until_stopped();
     }
 
     /// Waits until it has ended.

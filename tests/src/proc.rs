@@ -78,11 +78,23 @@ impl Proc {
         Bytes::new(kib << 10)
     }
 
-    /// The letter of its state: `T` is stopped, `Z` dead and not waited for; `None` where it is gone.
-    #[must_use]
-    pub fn state(self) -> Option<char> {
-        let stat = fs::read_to_string(self.place("stat")).ok()?;
-        stat.rsplit_once(") ")?.1.chars().next()
+    /// Waits until a signal has stopped it, each of its threads: they go on for a moment after it was sent.
+    ///
+    /// # Panics
+    /// When it does not come to that in time.
+    pub fn wait_until_stopped(self) {
+        eventually("a stopped process", || match self.thread_states() {
+            states if !states.is_empty() && states.iter().all(|state| *state == 'T') => Ok(()),
+            states => Err(format!("{states:?}")),
+        });
+    }
+
+    /// The letter of each thread's state: `T` is stopped.
+    fn thread_states(self) -> Vec<char> {
+        let Ok(threads) = fs::read_dir(self.place("task")) else { return Vec::new() };
+        let stats =
+            threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+        stats.filter_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).collect()
     }
 
     fn place(self, name: &str) -> PathBuf {

@@ -22,7 +22,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::daemon::wait_for;
-use crate::proc::{Proc, eventually};
+use crate::proc::Proc;
 use crate::programs::program;
 use crate::standin::Standin;
 
@@ -270,10 +270,7 @@ impl Puppet {
     /// Where it does not.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        eventually("a stopped process", || match Proc(self.pid()).state() {
-            Some('T') => Ok(()),
-            state => Err(format!("{state:?}")),
-        });
+        Proc(self.pid()).wait_until_stopped();
     }
 
     /// Kills it at once, and waits until it is gone.

@@ -1,6 +1,7 @@
 //! The command line as a user has it: real processes against a real daemon on host memory.
 
 mod demo;
+mod ends;
 mod gpu;
 mod job_control;
 mod run;

@@ -87,6 +87,39 @@ async fn memory_is_leased_used_and_given_back() {
     daemon.stop();
 }
 
+/// What is dropped is told in the background. An ask overtook that, and was refused for what this very process had just
+/// given back.
+#[tokio::test]
+async fn what_was_dropped_is_back_before_the_next_ask_is_put() {
+    let daemon = Daemon::on_host("8MiB");
+    let client = Client::connect_to(daemon.socket()).await.unwrap();
+    let lease = client.lease(mib(8)).acquire().await.unwrap();
+    for _ in 0..50 {
+        drop(lease.allocate(mib(8)).await.unwrap());
+    }
+    drop(lease);
+    until(&daemon, "all is free", is_idle).await;
+    for _ in 0..50 {
+        drop(client.lease(mib(8)).no_wait().acquire().await.unwrap());
+    }
+    for steps in 0..50 {
+        let ask = client.lease(mib(8)).acquire();
+        let given_up = async {
+            for _ in 0..steps {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            lease = ask => drop(lease.unwrap()),
+            () = given_up => {}
+        }
+        drop(client.lease(mib(8)).no_wait().acquire().await.unwrap());
+    }
+    until(&daemon, "all is free", is_idle).await;
+    daemon.stop();
+}
+
 #[tokio::test]
 async fn an_ask_waits_with_its_reasons_and_is_granted_when_there_is_room() {
     let daemon = Daemon::on_host("64MiB");

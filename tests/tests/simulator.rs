@@ -9,7 +9,7 @@ use std::thread;
 
 use gpulease_tests::sim::{self, Coverage, Mutant, SEED, SEEDS};
 
-/// The issue asks for 2,000; these take seconds.
+/// So many take seconds.
 const SEEDS_BY_DEFAULT: u64 = 2_000;
 /// A mutant that shows in fewer than one seed of so many is not caught.
 const SEEDS_FOR_A_MUTANT: u64 = 300;

@@ -20,8 +20,9 @@
 //! ```
 //!
 //! Its bytes count as held from the moment the device is told to make it, and as draining from the
-//! moment nobody wants it, made or not. It belongs to the process that allocated it. One that is away takes nothing of the device: its bytes are in its host copy,
-//! and when it dies or is freed there, the copy is dropped.
+//! moment nobody wants it, made or not. It belongs to the process that allocated it. One that is away
+//! takes nothing of the device: its bytes are in its host copy, and when it dies or is freed there,
+//! the copy is dropped.
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId};
 

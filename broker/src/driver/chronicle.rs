@@ -1,7 +1,7 @@
 //! What goes into the event log: sentences for people, made while the effects are carried out.
 
 use gpulease_arbiter::{Denial, Effect, Event, LeaseView, Occurrence, RequestId};
-use gpulease_words::{Bytes, DurationText, LeaseId, Pid, Reason, SegmentId, SessionId};
+use gpulease_words::{Bytes, DurationText, LeaseId, Pid, ProcessId, Reason, SegmentId, SessionId};
 
 use super::Driver;
 use super::clock::unix_ms;
@@ -20,11 +20,11 @@ impl Driver {
                 let facts = self.facts_of_session(*session);
                 self.note(Kind::Rejoined, format!("session {session} is back"), facts);
             }
-            Event::Died { process } => {
-                let pid = self.processes.get(process).map(|process| process.pid());
-                let who = pid.map_or_else(|| process.to_string(), |pid| format!("process {pid}"));
-                self.note(Kind::Died, format!("{who} ended"), Facts { pid, ..Facts::default() });
+            Event::Close { session, .. } => {
+                let facts = self.facts_of_session(*session);
+                self.note(Kind::Closed, format!("session {session} was closed"), facts);
             }
+            Event::Died { process } => self.note_end_of(*process),
             Event::Freed { segment } => self.note_freed(*segment),
             Event::Unproven { segment, suspects } => self.note_quarantined(*segment, suspects),
             Event::CreateFailed { segment, why } => {
@@ -43,7 +43,6 @@ impl Driver {
             }
             // Their effects tell it.
             Event::Open { .. }
-            | Event::Close { .. }
             | Event::Acquire { .. }
             | Event::Unattended { .. }
             | Event::Withdraw { .. }
@@ -150,6 +149,17 @@ impl Driver {
             }
         };
         self.note_lease(kind, lease, |lease, _| format!("{lease} {words}"));
+    }
+
+    /// A process that closed its session ended in good order, as far as the broker can tell.
+    fn note_end_of(&self, process: ProcessId) {
+        let pid = self.processes.get(&process).map(|process| process.pid());
+        let who = pid.map_or_else(|| process.to_string(), |pid| format!("process {pid}"));
+        let (kind, message) = match self.sessions.one_of(process) {
+            Some(session) => (Kind::Died, format!("{who} ended and had not closed session {session}")),
+            None => (Kind::Ended, format!("{who} ended")),
+        };
+        self.note(kind, message, Facts { pid, ..Facts::default() });
     }
 
     fn note_denied(&self, request: RequestId, denial: &Denial) {
@@ -259,6 +269,8 @@ impl Driver {
             | Kind::Refused
             | Kind::Freed
             | Kind::Released
+            | Kind::Closed
+            | Kind::Ended
             | Kind::Died
             | Kind::Adrift
             | Kind::Rejoined

@@ -80,6 +80,11 @@ impl Sessions {
         self.open.get(&id)
     }
 
+    /// A session that the process has open.
+    pub(super) fn one_of(&self, process: ProcessId) -> Option<SessionId> {
+        self.open.iter().find(|(_, session)| session.process == process).map(|(id, _)| *id)
+    }
+
     /// Gives the session a new stream; an older one ends.
     pub(super) fn attach(&mut self, id: SessionId) -> Attached {
         self.streams += 1;

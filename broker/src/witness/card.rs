@@ -64,6 +64,15 @@ impl Card {
         &self.uuid
     }
 
+    /// How much of it is used now.
+    ///
+    /// # Errors
+    /// A sentence where it does not say.
+    pub(super) fn used(&self) -> Result<Bytes, String> {
+        let memory = self.device.memory_info().map_err(|error| self.said(&error))?;
+        Ok(Bytes::new(memory.used))
+    }
+
     /// What it says now: first who uses it, then how much is used.
     ///
     /// # Errors

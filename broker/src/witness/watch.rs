@@ -5,7 +5,7 @@ use std::io;
 use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpulease_words::{Bytes, DeviceId, Pid, ProcessId};
 
@@ -14,6 +14,9 @@ use super::{Card, Cards, ProcessUse, Reading, Roster, Stranger, Testimony, Watch
 use crate::device::Made;
 
 const EVERY: Duration = Duration::from_secs(1);
+/// How often in between it is asked how much is used, which costs a tenth of asking who uses it: where that changed,
+/// it is looked at once.
+const GLANCE: Duration = Duration::from_millis(200);
 /// How soon to look again where the card changed while it was read.
 const SOON: Duration = Duration::from_millis(5);
 /// How often in a row that is done before the second is waited out.
@@ -83,11 +86,29 @@ impl<T: Fn(DeviceId, Testimony)> Look<T> {
         loop {
             let in_motion = self.look_at_all() > 0;
             soon = if in_motion && soon < SOON_MAX { soon + 1 } else { 0 };
-            match asks.recv_timeout(if soon > 0 { SOON } else { EVERY }) {
-                // Asks that came together are one.
-                Ok(()) => while asks.try_recv().is_ok() {},
+            if self.wait(asks, if soon > 0 { SOON } else { EVERY }).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until it is time to look again; `None`: nobody will ask any more.
+    fn wait(&self, asks: &Receiver<()>, span: Duration) -> Option<()> {
+        let until = Instant::now() + span;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match asks.recv_timeout(left.min(GLANCE)) {
+                Ok(()) => {
+                    // Asks that came together are one.
+                    while asks.try_recv().is_ok() {}
+                    return Some(());
+                }
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) if left <= GLANCE => return Some(()),
+                Err(RecvTimeoutError::Timeout) if self.sights.iter().any(Sight::has_changed) => {
+                    return Some(());
+                }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
@@ -142,6 +163,12 @@ impl Sight {
         }
         self.told = Some(testimony.clone());
         Seen::New(testimony)
+    }
+
+    /// Whether the card's use is another than it was when it was last read.
+    fn has_changed(&self) -> bool {
+        let used = self.card.as_ref().ok().and_then(|card| card.used().ok());
+        used.zip(self.reading.as_ref()).is_some_and(|(used, reading)| used != reading.used)
     }
 
     /// A reading that holds together: one that is as the last one was, or that comes out the same twice.

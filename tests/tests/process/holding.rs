@@ -94,6 +94,27 @@ fn names(sentence: &str, pid: u32) -> bool {
     sentence.split(|c: char| !c.is_ascii_digit()).any(|number| number == pid.to_string())
 }
 
+/// It drops what it has and gives nothing back by name: the library says good-bye before the process is gone.
+#[test]
+fn a_job_that_ends_by_itself_has_closed_its_session() {
+    for stage in Stage::all("a job that ends by itself") {
+        println!("on {stage}");
+        let daemon = stage.daemon(Bytes::new(WHOLE.get() + stage.overhead().get()));
+        let ledger = Ledger::of(&daemon);
+        let job = stage.member(&daemon);
+        for command in ["connect", "acquire a 16MiB", "take s a 8MiB", "fill s a 1", "ask b 2MiB"] {
+            job.must(command);
+        }
+        job.begin("exit");
+        assert!(job.wait().success());
+        ledger.wait_for_all_free();
+        let kinds: Vec<_> = remembered(ledger.observer()).into_iter().map(|event| event.kind).collect();
+        let count = |kind: &str| kinds.iter().filter(|k| *k == kind).count();
+        assert_eq!((count("closed"), count("adrift"), count("died")), (1, 0, 0), "{kinds:?}");
+        daemon.stop();
+    }
+}
+
 /// FAULTS 3: two holders after an expiry, as lease services have it that count only time.
 #[test]
 fn a_stopped_job_keeps_what_it_has() {
@@ -199,7 +220,8 @@ fn forked_children_of_a_job_of_the_library_hold_nothing() {
     holder.must("fill s a 7");
     holder.kill();
     scene.serves_the_next();
-    assert!(Proc(child.pid()).state().is_some(), "the child lives, and has the sockets of its parent");
+    let sockets = Proc(child.pid()).open_files().into_iter().filter(|file| file.starts_with("socket:"));
+    assert!(sockets.count() > 0, "the child lives, and has the sockets of its parent");
     drop(child);
     scene.comes_back();
 }

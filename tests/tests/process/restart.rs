@@ -214,7 +214,8 @@ fn an_ask_outlives_the_broker() {
     }
 }
 
-/// FAULTS 8: a broker that hangs.
+/// FAULTS 8: a broker that hangs. What had been given up meanwhile was still there for a moment when the broker went
+/// on, and the next allocation was refused as beyond the lease.
 #[test]
 fn a_stopped_broker_is_waited_for_with_a_deadline() {
     let daemon = Stage::Host.daemon(mib(8));
@@ -223,7 +224,7 @@ fn a_stopped_broker_is_waited_for_with_a_deadline() {
     for command in ["connect 1s", "acquire a 4MiB", "take s a 2MiB", "fill s a 1"] {
         job.must(command);
     }
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     job.must("check s a 1");
     job.must("fill s a 2");
     let why = job.refused("take t a 2MiB now");
@@ -231,12 +232,8 @@ fn a_stopped_broker_is_waited_for_with_a_deadline() {
     let why = job.refused("acquire b 2MiB now");
     assert!(why.contains("did not answer"), "{why}");
     daemon.signal(Signal::CONT);
-    // The broker reads what was asked of it meanwhile, and that it was given up: nothing stays of either.
-    ledger.wait("what was given up to be given back", |state| {
-        let books = memory(state);
-        (state.leases.len() == 1 && books.held_bytes == mib(2).get() && books.draining_bytes == 0)
-            .then_some(())
-    });
+    // The broker now carries out what was asked of it meanwhile. The client gives that back before it asks again: the
+    // lease has no room for both.
     job.must("take t a 2MiB");
     job.must("check s a 2");
     for command in ["free t", "free s", "release a"] {

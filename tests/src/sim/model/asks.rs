@@ -153,7 +153,8 @@ impl Model {
     /// Whether some account could not be charged for it even if it had nothing else.
     fn is_over_budget(&self, ask: &AskFact) -> bool {
         let Aim::Lease { terms, .. } = &ask.aim else { return false };
-        let mut costs: Vec<Bytes> = self.wished(terms).map(|fact| self.cost(ask, terms, fact.id)).collect();
+        let usable = self.wished(terms).filter(|fact| !fact.lost);
+        let mut costs: Vec<Bytes> = usable.map(|fact| self.cost(ask, terms, fact.id)).collect();
         costs.sort();
         let least = costs
             .iter()
@@ -195,7 +196,7 @@ impl Model {
     /// Whether an ask that waits can't be granted any more, whatever comes back.
     pub(super) fn can_never_be(&self, ask: &AskFact) -> bool {
         match &ask.aim {
-            Aim::Lease { .. } => self.is_too_large(ask),
+            Aim::Lease { .. } => self.is_too_large(ask) || self.is_over_budget(ask),
             Aim::Growth { device, .. } => self.device(*device).is_none_or(|fact| fact.lost),
         }
     }

@@ -167,7 +167,7 @@ impl Model {
         self.deadline(ask).is_some_and(|deadline| deadline <= self.now)
     }
 
-    /// Leases granted to nobody's ear that nobody came for.
+    /// Leases granted to nobody's ear that nobody came for. Where the asker is gone, whom it admitted keeps the lease.
     fn end_unclaimed(&mut self, now: Time) {
         let grace = self.policy.unattended_grace;
         let due = self.asks.iter_mut().filter_map(|ask| {
@@ -177,7 +177,7 @@ impl Model {
             Some(lease)
         });
         for lease in due.collect::<Vec<_>>() {
-            if self.is_untouched(lease) {
+            if self.is_untouched(lease) && self.open_session(self.leases[&lease].owner).is_some() {
                 self.end_lease(lease);
             }
         }

@@ -143,6 +143,7 @@ impl Model {
             Aim::Lease { .. } => false,
         };
         let own = self.own_next(lease, device).filter(|i| same(&self.asks[*i].aim));
+        let own = own.or_else(|| self.served_at_once(lease, device).filter(|i| same(&self.asks[*i].aim)));
         let index = match own {
             Some(index) => {
                 self.untrimmed = self.untrimmed.map(|(of, on, aside)| (of, on, aside.saturating_sub(bytes)));
@@ -183,6 +184,16 @@ impl Model {
         self.segments.insert(segment, fact);
         self.requests.get_mut(&request).expect("it asked").verdict = Verdict::Making;
         Ok(())
+    }
+
+    /// The allocation within the reserve that was asked for just now, where enough is set aside: it need not wait
+    /// for what drains, though others of its lease do. All of them have their bytes once that is back.
+    fn served_at_once(&self, id: LeaseId, device: DeviceId) -> Option<usize> {
+        let ask =
+            self.asks.last().filter(|ask| ask.standing == Standing::OwnDrain && ask.since == self.now)?;
+        let Aim::Growth { lease, device: on, bytes, .. } = ask.aim else { return None };
+        let enough = (lease, on) == (id, device) && bytes <= self.charge_on(id, device).set_aside;
+        enough.then(|| self.asks.len() - 1)
     }
 
     /// The first allocation within the reserve for which enough is set aside now.

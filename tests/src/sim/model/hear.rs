@@ -170,10 +170,10 @@ impl Model {
             segment.doomed = true;
             true
         });
-        if growth.is_some() || making {
-            if let Some(fact) = self.requests.get_mut(&request) {
-                fact.verdict = Verdict::Nobody;
-            }
+        if (growth.is_some() || making)
+            && let Some(fact) = self.requests.get_mut(&request)
+        {
+            fact.verdict = Verdict::Nobody;
         }
     }
 

@@ -59,6 +59,7 @@ impl Model {
         let mut charge = Charge { overhead: self.contexts_on(id, device), ..Charge::default() };
         for (_, segment) in self.segments_of(id).filter(|(_, segment)| segment.device == device) {
             let part = match segment.state {
+                SegmentState::Creating if segment.doomed => &mut charge.draining,
                 SegmentState::Creating | SegmentState::Live => &mut charge.held,
                 SegmentState::Draining => &mut charge.draining,
                 SegmentState::Quarantined => &mut charge.quarantined,

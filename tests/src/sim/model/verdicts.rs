@@ -122,10 +122,10 @@ impl Model {
     }
 
     fn judge_release(&mut self, authority: Authority, id: LeaseId) -> Verdict {
-        if let Authority::Session(session) = authority {
-            if self.open_session(session).is_none() {
-                return Verdict::No(vec![Reason::NoSuchSession]);
-            }
+        if let Authority::Session(session) = authority
+            && self.open_session(session).is_none()
+        {
+            return Verdict::No(vec![Reason::NoSuchSession]);
         }
         let Some(lease) = self.leases.get(&id).filter(|lease| !lease.gone) else {
             return Verdict::No(vec![Reason::NoSuchLease]);
