@@ -190,6 +190,25 @@ impl Wire {
         reply.denied.map_or(Ok(Bytes::new(reply.draining_bytes)), |denied| Err(refused(&denied)))
     }
 
+    /// Says how a suspension of a lease stands.
+    ///
+    /// # Errors
+    /// What the broker says, or its refusal.
+    pub async fn report(&self, lease: u64, news: v1::report_request::News) -> Result<(), Status> {
+        let request = v1::ReportRequest { session: self.session(), lease_id: lease, news: Some(news) };
+        let denied = self.jobs().report(request).await?.into_inner().denied;
+        denied.map_or(Ok(()), |denied| Err(refused(&denied)))
+    }
+
+    /// Wants the memory of a suspended lease; the stream says when it is there.
+    ///
+    /// # Errors
+    /// What the broker says.
+    pub async fn resume(&self, lease: u64) -> Result<Streaming<v1::ResumeUpdate>, Status> {
+        let request = v1::ResumeRequest { session: self.session(), lease_id: lease };
+        Ok(self.jobs().resume(request).await?.into_inner())
+    }
+
     /// Ends the session in good order.
     ///
     /// # Errors
@@ -297,6 +316,10 @@ impl HandOver {
     pub fn claim(&self, ticket: Ticket) -> Result<Vec<(OwnedFd, Bytes)>, String> {
         match self.exchange(Request::Claim(ticket))? {
             (Reply::Segment(sizes), descriptors) if sizes.len() == descriptors.len() => {
+                Ok(descriptors.into_iter().zip(sizes).collect())
+            }
+            // What is asked for here are the chunks; the host copy behind them is let go.
+            (Reply::Movable(sizes), descriptors) if sizes.len() + 1 == descriptors.len() => {
                 Ok(descriptors.into_iter().zip(sizes).collect())
             }
             (reply, descriptors) => Err(format!("{reply:?} with {} descriptors", descriptors.len())),

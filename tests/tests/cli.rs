@@ -1,5 +1,6 @@
 //! The command line as a user has it: real processes against a real daemon on host memory.
 
+mod budget;
 mod demo;
 mod ends;
 mod gpu;

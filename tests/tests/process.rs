@@ -8,3 +8,4 @@ mod isolation;
 mod kill_matrix;
 mod load;
 mod restart;
+mod suspension;

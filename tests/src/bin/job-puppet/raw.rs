@@ -22,6 +22,7 @@ pub(crate) struct Raw {
     asks: BTreeMap<String, (Update, Streaming<v1::AcquireUpdate>)>,
     leases: BTreeMap<String, v1::Granted>,
     segments: BTreeMap<String, Segment>,
+    resumes: BTreeMap<String, Streaming<v1::ResumeUpdate>>,
     crowd: Vec<Wire>,
     names: u64,
 }
@@ -73,6 +74,9 @@ impl Raw {
                 verb @ ("ask" | "standing" | "granted" | "drop-ask" | "withdraw" | "release" | "join"),
                 rest @ ..,
             ] => self.lease(verb, rest).await.map(|said| (said, None)),
+            [verb @ ("report" | "resume" | "resumed" | "told" | "back"), rest @ ..] => {
+                self.suspension(verb, rest).await.map(|said| (said, None))
+            }
             [verb, rest @ ..] => self.segment(verb, rest).await.map(|said| (said, None)),
             [] => Err("an empty command".into()),
         }
@@ -143,6 +147,69 @@ impl Raw {
                     other => return Err(format!("{other:?}").into()),
                 }
                 self.leases.insert((*name).to_owned(), v1::Granted { lease_id, ..Default::default() });
+            }
+            _ => return Err(format!("wire {verb} {words:?} is no command").into()),
+        }
+        Ok(String::new())
+    }
+
+    /// `told NOTICE` (the next message is this notice), `report LEASE drained|busy|idle`, `report LEASE swapped-out|restored SEGMENT`,
+    /// `report LEASE swap-failed`, `resume LEASE` (its wish stands in the line), `resumed LEASE` (and is fulfilled),
+    /// `back SEGMENT` (the next message is its new ticket).
+    async fn suspension(&mut self, verb: &str, words: &[&str]) -> Said {
+        use v1::report_request::News;
+        match (verb, words) {
+            ("told", [notice]) => {
+                let message = self.wire_mut()?.next_message().await?.and_then(|message| message.message);
+                let word = message.as_ref().map_or("nothing", notice_word);
+                if word != *notice {
+                    return Err(format!("{message:?} is no {notice}").into());
+                }
+            }
+            ("report", [lease, news, rest @ ..]) => {
+                let lease = self.leases.get(*lease).ok_or("no such lease")?.lease_id;
+                let segment = || -> Result<u64, Box<dyn Error>> {
+                    let name = rest.first().ok_or("which segment?")?;
+                    Ok(self.segments.get(*name).ok_or("no such segment")?.id)
+                };
+                let news = match *news {
+                    "drained" => News::Drained(v1::Nothing {}),
+                    "busy" => News::Busy(v1::Nothing {}),
+                    "idle" => News::IdleForMs(1_000),
+                    "swapped-out" => News::SwappedOutSegmentId(segment()?),
+                    "restored" => News::RestoredSegmentId(segment()?),
+                    "swap-failed" => News::SwapFailed("the test says so".to_owned()),
+                    other => return Err(format!("{other} is no news").into()),
+                };
+                self.wire()?.report(lease, news).await?;
+            }
+            ("resume", [name]) => {
+                let lease = self.leases.get(*name).ok_or("no such lease")?.lease_id;
+                let mut updates = self.wire()?.resume(lease).await?;
+                let first = updates.message().await?;
+                self.resumes.insert((*name).to_owned(), updates);
+                return Ok(format!("{first:?}"));
+            }
+            ("resumed", [name]) => {
+                let mut updates = self.resumes.remove(*name).ok_or("no such wish")?;
+                loop {
+                    match updates.message().await?.and_then(|update| update.update) {
+                        Some(v1::resume_update::Update::Waiting(_)) => {}
+                        Some(v1::resume_update::Update::Resumed(_)) => break,
+                        other => return Err(format!("{other:?}").into()),
+                    }
+                }
+            }
+            ("back", [name]) => {
+                let message = self.wire_mut()?.next_message().await?.and_then(|message| message.message);
+                let Some(v1::session_message::Message::SegmentBack(back)) = message else {
+                    return Err(format!("{message:?} brings no segment back").into());
+                };
+                let segment = self.segments.get_mut(*name).ok_or("no such segment")?;
+                if back.segment_id != segment.id {
+                    return Err(format!("segment {} is back instead", back.segment_id).into());
+                }
+                segment.ticket = back.ticket.to_vec();
             }
             _ => return Err(format!("wire {verb} {words:?} is no command").into()),
         }
@@ -242,6 +309,20 @@ impl Raw {
 
 fn reference(id: &str, secret: &str) -> Result<v1::SessionRef, Box<dyn Error>> {
     Ok(v1::SessionRef { session_id: id.parse()?, secret: unhex(secret)?.into() })
+}
+
+fn notice_word(message: &v1::session_message::Message) -> &'static str {
+    use v1::session_message::Message;
+    match message {
+        Message::Opened(_) => "opened",
+        Message::Recall(_) => "recall",
+        Message::LeaseEnded(_) => "lease-ended",
+        Message::Suspend(_) => "suspend",
+        Message::SwapOut(_) => "swap-out",
+        Message::SuspendCancelled(_) => "suspend-cancelled",
+        Message::SegmentBack(_) => "segment-back",
+        Message::Pinned(_) => "pinned",
+    }
 }
 
 fn told(update: &Update) -> String {
