@@ -59,7 +59,7 @@ const BANNED_IN_ARBITER: &[(&str, &str)] = &[
 ];
 
 /// The broker's resources and what they must not know.
-const RESOURCES: &[&str] = &["device", "journal", "witness", "tickets"];
+const RESOURCES: &[&str] = &["arena", "device", "journal", "witness", "tickets"];
 const UNKNOWN_TO_RESOURCES: &[&str] =
     &["gpulease_arbiter", "tonic", "gpulease_proto", "crate::driver", "crate::grpc"];
 
