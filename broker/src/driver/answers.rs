@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use gpulease_arbiter::{Effect, Event, LeaseView, Notice, RequestId, SegmentKind, Time};
-use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
+use gpulease_arbiter::{Effect, Event, LeaseView, Notice, Pinning, RequestId, SegmentKind, Time};
+use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::chronicle::facts_of_lease;
 use super::command::{Access, AskUpdate, Grant, LeaseTerms, Segment};
@@ -50,13 +50,8 @@ impl Driver {
                 });
             }
             Effect::Create { segment, lease, device, bytes, kind, pinning } => {
-                match self.host_copy(segment, bytes, pinning) {
-                    Ok(host_copy) => {
-                        self.segments.order(segment, (lease, device, bytes), host_copy);
-                        self.order(device, Order::Create { segment, bytes, kind: handle_kind(kind) });
-                    }
-                    Err(why) => self.backlog.push_back(Event::CreateFailed { segment, why }),
-                }
+                let create = Order::Create { segment, bytes, kind: handle_kind(kind) };
+                self.create(segment, (lease, device, bytes), pinning, create);
             }
             Effect::Restore { segment, device, bytes, .. } => {
                 self.segments.order_again(segment);
@@ -88,6 +83,23 @@ impl Driver {
                 self.requests.end_session(session);
             }
             Effect::ProcessGone { process } => self.drop_process(process),
+        }
+    }
+
+    /// Has a new segment made, with its host copy where it is to have one.
+    fn create(
+        &mut self,
+        segment: SegmentId,
+        (lease, device, bytes): (LeaseId, DeviceId, Bytes),
+        pinning: Pinning,
+        create: Order,
+    ) {
+        match self.host_copy(segment, bytes, pinning) {
+            Ok(host_copy) => {
+                self.segments.order(segment, (lease, device, bytes), host_copy);
+                self.order(device, create);
+            }
+            Err(why) => self.backlog.push_back(Event::CreateFailed { segment, why }),
         }
     }
 
