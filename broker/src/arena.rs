@@ -54,14 +54,14 @@ impl Gauge {
 }
 
 impl Arena {
-    /// An arena of at most so much.
+    /// An arena of at most so much; `changed` is told whenever its gauge shows something else.
     ///
     /// # Errors
     /// When the kernel gives no thread.
-    pub(crate) fn start(limit: Bytes) -> std::io::Result<Self> {
+    pub(crate) fn start(limit: Bytes, changed: impl Fn() + Send + 'static) -> std::io::Result<Self> {
         let (orders, inbox) = channel();
         let gauge = Gauge::default();
-        let toucher = Toucher::new(limit, gauge.clone());
+        let toucher = Toucher::new(limit, gauge.clone(), Box::new(changed));
         let thread = std::thread::Builder::new().name("arena".into()).spawn(move || toucher.run(&inbox))?;
         Ok(Self { orders: Some(orders), thread: Some(thread), gauge })
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_words::DeviceId;
+use gpulease_words::{Bytes, DeviceId};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -230,7 +230,7 @@ impl House {
         let (tickets, names, events) =
             (Arc::new(Tickets::default()), Arc::new(Names::new()), EventLog::new());
         let Rules { policy, measure, kept, in_force, accounts } = rules;
-        let arena = if policy.arena.is_zero() { None } else { Some(Arena::start(policy.arena)?) };
+        let arena = arena(policy.arena, &world)?;
         let about = Arc::new(About {
             socket: place.paths().jobs.clone(),
             handoff: place.paths().handoff.clone(),
@@ -266,6 +266,15 @@ impl House {
             looked,
         })
     }
+}
+
+/// Host memory for suspended leases, where there is to be some.
+fn arena(size: Bytes, world: &mpsc::UnboundedSender<World>) -> Result<Option<Arena>, StartError> {
+    if size.is_zero() {
+        return Ok(None);
+    }
+    let world = world.clone();
+    Ok(Some(Arena::start(size, move || drop(world.send(World::Arena)))?))
 }
 
 /// Starts the witness where there is a card to watch.

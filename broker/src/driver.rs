@@ -317,7 +317,8 @@ fn departed(event: &Event) -> Option<SegmentId> {
     }
 }
 
-fn spec(facts: &DeviceFacts) -> DeviceSpec {
+/// A device as the arbiter is told of it.
+pub(crate) fn spec(facts: &DeviceFacts) -> DeviceSpec {
     let overhead_estimate = facts.description.overhead_estimate;
     DeviceSpec { id: facts.id, capacity: facts.capacity, overhead_estimate }
 }

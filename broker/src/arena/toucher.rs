@@ -32,7 +32,6 @@ struct Copy {
 }
 
 /// The thread's state.
-#[derive(Debug)]
 pub(super) struct Toucher {
     limit: Bytes,
     gauge: Gauge,
@@ -40,12 +39,13 @@ pub(super) struct Toucher {
     /// Given up, and perhaps still mapped.
     leaving: Vec<(OwnedFd, Bytes)>,
     look_at: Instant,
+    changed: Box<dyn Fn() + Send>,
 }
 
 impl Toucher {
-    pub(super) fn new(limit: Bytes, gauge: Gauge) -> Self {
+    pub(super) fn new(limit: Bytes, gauge: Gauge, changed: Box<dyn Fn() + Send>) -> Self {
         let (copies, leaving) = (BTreeMap::new(), Vec::new());
-        Self { limit, gauge, copies, leaving, look_at: Instant::now() }
+        Self { limit, gauge, copies, leaving, look_at: Instant::now(), changed }
     }
 
     pub(super) fn run(mut self, inbox: &Receiver<Order>) {
@@ -152,7 +152,11 @@ impl Toucher {
     fn show(&self) {
         let (touched, draining) = (self.touched(), self.draining());
         let mut level = self.gauge.level();
-        (level.touched, level.draining) = (touched, draining);
+        if (level.touched, level.draining) != (touched, draining) {
+            (level.touched, level.draining) = (touched, draining);
+            drop(level);
+            (self.changed)();
+        }
     }
 }
 
@@ -179,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_touched_ahead_and_gone_when_nobody_has_it() {
-        let arena = Arena::start(mib(8)).expect("a thread");
+        let arena = Arena::start(mib(8), || ()).expect("a thread");
         let given = arena.make(A, mib(4)).expect("made");
         until(&arena, |level| level.touched == mib(4));
         assert_eq!(memory_file::touched(given.as_fd()), mib(4));
@@ -194,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_somebody_still_has_leaves_no_room_for_others() {
-        let arena = Arena::start(mib(4)).expect("a thread");
+        let arena = Arena::start(mib(4), || ()).expect("a thread");
         let given = arena.make(A, mib(4)).expect("made");
         until(&arena, |level| level.touched == mib(4));
         arena.forget(A);
@@ -207,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_client_cannot_resize_its_copy() {
-        let arena = Arena::start(mib(4)).expect("a thread");
+        let arena = Arena::start(mib(4), || ()).expect("a thread");
         let given = arena.make(A, mib(2)).expect("made");
         assert!(rustix::fs::ftruncate(&given, 1 << 30).is_err());
     }

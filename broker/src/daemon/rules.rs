@@ -9,6 +9,7 @@ use crate::arena::room::Room;
 use crate::budgets::InForce;
 use crate::budgets::kept::Kept;
 use crate::device::Kind;
+use crate::driver::spec;
 use crate::settings::{Accounts, BadSetting, Measure, Settings};
 
 /// The rules by which a broker grants.
@@ -39,6 +40,9 @@ impl Rules {
         let kept = settings.state.as_deref().map(Kept::within).transpose()?;
         let in_force = InForce::at_start(settings.accounts.clone(), kept.as_ref())?;
         let accounts = in_force.accounts()?;
+        let specs: Vec<_> = facts().map(spec).collect();
+        let fits = accounts.budgets(measure).fit(&policy, &specs);
+        fits.map_err(|denial| BadSetting(format!("budgets: {denial}")))?;
         Ok(Self { policy, measure, kept, in_force, accounts })
     }
 }

@@ -306,6 +306,8 @@ pub(crate) enum World {
     Claimed(SegmentId),
     /// It has them.
     Acknowledged(SegmentId),
+    /// Host copies were touched or given up.
+    Arena,
     /// Answer nothing more but `Stopping`.
     Stop,
 }

@@ -35,6 +35,7 @@ impl Driver {
                 let request = self.segments.acknowledged(segment);
                 request.into_iter().for_each(|request| self.requests.forget_request(request));
             }
+            World::Arena => self.publication.mark_stale(),
             World::Stop => self.stop(),
         }
     }

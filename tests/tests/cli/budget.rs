@@ -60,7 +60,7 @@ fn what_cannot_be_kept_is_refused_with_the_sum_and_changes_nothing() {
     let state = tempfile::tempdir().expect("a folder");
     let daemon = daemon(state.path(), FILE);
     for (words, said) in [
-        ("budget set group.zebras guarantee=65MiB", "65 MiB"),
+        ("budget set user.12345 guarantee=80MiB", "80 MiB"),
         ("budget set group.zebras guarantee=49MiB", "48 MiB"),
         ("budget set group.ants limit=1GiB", "group.ants"),
         ("budget set user.no-such-user-here limit=1GiB", "no-such-user-here"),
@@ -84,7 +84,7 @@ fn a_limit_below_what_is_held_kills_nothing_and_grants_nothing() {
     let mut held = Running::start(&daemon, ["hold", "-m", "16MiB"]);
     held.hear("gives it back");
     expect(&line(&daemon, "budget set user.root limit=8MiB"), 0, &[]);
-    expect(&line(&daemon, "run --no-wait -m 2MiB -- true"), 75, &["user.root", "8 MiB"]);
+    expect(&line(&daemon, "run --no-wait -m 2MiB -- true"), 77, &["user.root", "8 MiB"]);
     assert_eq!(count(&super::state(&daemon), "leases"), 1);
     expect(&line(&daemon, "budget rm user.root"), 0, &[]);
     expect(&line(&daemon, "run --no-wait -m 2MiB -- true"), 0, &[]);
@@ -135,7 +135,7 @@ fn sighup_reads_budgets_anew_all_of_them_or_nothing() {
     for (bad, word) in [
         (FILE.replace("75%", "most"), "line 3"),
         (FILE.replace("weight = 2", "guarantee = \"80MiB\""), "80 MiB"),
-        (format!("devices = [\"host:32MiB\"]\n{FILE}"), "devices"),
+        (format!("pinned_max = \"8MiB\"\n{FILE}"), "pinned_max"),
         (format!("capacity = \"50%\"\n{FILE}"), "capacity"),
     ] {
         reload(&bad, word);

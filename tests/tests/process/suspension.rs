@@ -32,8 +32,11 @@ impl Scene {
     /// Jobs that come to compete may be so many at one time.
     fn on(stage: Stage, jobs: u64, arena: &str) -> Self {
         println!("on {stage}");
-        let capacity = Bytes::new(WHOLE.get() + jobs * stage.overhead().get());
-        let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{QUICK}"));
+        // Contexts stay where they are, whatever moves.
+        let contexts = jobs * stage.overhead().get();
+        let pinned = if contexts > 0 { format!("pinned_max = \"{contexts}B\"\n") } else { String::new() };
+        let capacity = Bytes::new(WHOLE.get() + contexts);
+        let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{QUICK}"));
         let ledger = Ledger::of(&daemon);
         Self { stage, daemon, ledger }
     }
