@@ -217,9 +217,9 @@ fn an_arena_that_is_full_suspends_nobody() {
         one.must("take s one 6MiB");
         one.must("fill s one 7");
         assert!(lease(&scene.ledger.now(), "one").suspendable);
-        // There is host memory for 2 MiB more.
+        // The device has 10 MiB left, and the host 2 MiB for a copy.
         let other = scene.job();
-        other.must("ask other 10MiB wait=60s");
+        other.must("ask other 4MiB wait=60s");
         let reason = scene
             .ledger
             .wait("the other waits", |status| status.waiting.first().map(|ask| ask.reason.clone()));
