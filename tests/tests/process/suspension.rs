@@ -190,6 +190,7 @@ fn a_suspended_lease_waits_for_whoever_uses_the_device() {
         let one = scene.holder("one");
         let other = scene.job();
         other.must("acquire other 12MiB wait=30s");
+        other.must("take t other 12MiB wait=30s");
         other.must("enter other");
         scene.wait_for_state("one", "suspended");
         std::thread::scope(|scope| {
