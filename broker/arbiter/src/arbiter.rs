@@ -12,6 +12,7 @@ use crate::holders::Holders;
 use crate::lease::Lease;
 use crate::ledger::Ledger;
 use crate::line::Line;
+use crate::overlap::Poured;
 use crate::process::{Process, Session};
 use crate::segment::Segment;
 use crate::timers::Timers;
@@ -283,10 +284,11 @@ impl Arbiter {
                 let slowly = self.line.first_the_slow_way(&self.accounts, &self.ledger);
                 assert_eq!(next.as_ref().map(|(ask, _)| *ask), slowly, "the next in line");
             }
-            let Some((ask, devices)) = next else {
-                break;
-            };
-            self.grant(ask, &devices);
+            match next {
+                Some((ask, devices)) => self.grant(ask, &devices),
+                None if self.pour() == Poured::Something => {}
+                None => break,
+            }
         }
         self.ledger.settle();
     }

@@ -33,6 +33,7 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId,
 use crate::accounts::NodeId;
 use crate::ledger::{Charge, plus};
 use crate::line::ask::Right;
+use crate::overlap::Receding;
 use crate::{Denial, Idleness, LeaseState, Pinning, RequestId, Terms, Time};
 
 /// Who asked for a lease.
@@ -110,6 +111,10 @@ pub(crate) struct Residence {
     /// The ask for its memory that waits in the line, and the last one that did.
     pub(crate) ask: Option<AskId>,
     pub(crate) last_ask: Option<AskId>,
+    /// For whom it is suspending.
+    pub(crate) leaves_for: Option<AskId>,
+    /// Whether it is to leave again before it is back.
+    pub(crate) receding: Receding,
     /// Why it comes back without having been away altogether.
     pub(crate) broken: Option<String>,
     /// It is left alone until then.
@@ -135,6 +140,8 @@ impl Residence {
             resumers: BTreeMap::new(),
             ask: None,
             last_ask: None,
+            leaves_for: None,
+            receding: Receding::No,
             broken: None,
             not_before: Time::START,
             back_off: Self::FIRST_BACK_OFF,

@@ -44,6 +44,7 @@ mod line;
 mod member;
 mod obstacle;
 mod outside;
+mod overlap;
 mod policy;
 mod process;
 mod recall;

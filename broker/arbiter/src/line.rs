@@ -135,9 +135,31 @@ impl Line {
     fn rise_if_due(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         let ask = self.get(id);
         let due = ask.seniority == Seniority::Senior || ask.right != Right::Lent;
-        if due && ask.stage == Stage::InLine && !ask.amount.is_zero() {
+        if due && ask.stage == Stage::InLine && self.lacks(ask) {
             self.rise(id, accounts, ledger);
         }
+    }
+
+    /// Whether the ask needs anything of any device.
+    pub(crate) fn lacks(&self, ask: &Ask) -> bool {
+        !ask.amount.is_zero() || !self.shape_of(ask).extra.is_empty()
+    }
+
+    /// The ask leaves the line and waits aside, until its lease is away.
+    pub(crate) fn wait_aside(&mut self, id: AskId, accounts: &mut Accounts) {
+        self.retreat(id, accounts);
+        let ask = self.get(id).clone();
+        if ask.is_in_roster() {
+            self.strike(&ask, accounts);
+        }
+        self.get_mut(id).stage = Stage::Leaving;
+    }
+
+    /// An ask that waited aside stands in the line.
+    pub(crate) fn stand_in(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
+        self.get_mut(id).stage = Stage::InLine;
+        self.enroll(id, accounts);
+        self.rise_if_due(id, accounts, ledger);
     }
 
     /// Every barrier stands anew: limits or stores are others than before.

@@ -18,6 +18,7 @@ use crate::lease::Pace;
 use crate::ledger::{Bucket, minus, plus};
 use crate::line::ask::{Ask, Right, Seniority, Stage, Want};
 use crate::line::shape::Shape;
+use crate::overlap::Receding;
 use crate::segment::{Claim, State};
 use crate::{Arbiter, Denial, Effect, Idleness, LeaseState, Notice, Occurrence, RequestId, Why};
 
@@ -110,10 +111,11 @@ impl Arbiter {
         if ask.stage != Stage::Leaving {
             return;
         }
-        ask.stage = Stage::InLine;
         let ask = ask.clone();
-        self.line.enroll(id, &mut self.accounts);
-        self.set_ask_timers(&ask);
+        if ask.seniority == Seniority::Junior {
+            self.set_ask_timers(&ask);
+        }
+        self.line.stand_in(id, &mut self.accounts, &self.ledger);
         self.promote(id);
     }
 
@@ -151,6 +153,7 @@ impl Arbiter {
         if let Some(ask) = waits {
             drop(self.take_ask(ask));
         }
+        self.recede_for(lease);
         self.settle_shares(lease);
         let lacks = self.leases[&lease].footprint().values().any(|need| !need.is_zero());
         let session = holder
@@ -164,6 +167,9 @@ impl Arbiter {
 
     /// Makes what there is room for again, and sees whether all of it is back.
     pub(crate) fn come_on(&mut self, lease: LeaseId) {
+        if self.recede_if_wanted(lease) == Receding::Wanted {
+            return;
+        }
         for id in self.leases[&lease].segments.clone() {
             let Some(segment) = self.segments.get_mut(&id).filter(|s| s.state == State::Away) else {
                 continue;
@@ -276,7 +282,7 @@ impl Arbiter {
         let residence = &mut self.lease_mut(lease).residence;
         residence.resumers.remove(&request);
         let (alone, ask) = (residence.resumers.is_empty(), residence.ask);
-        if let Some(ask) = ask.filter(|ask| alone && self.line.get(*ask).right != Right::Returning) {
+        if let Some(ask) = ask.filter(|ask| alone && !self.must_come_back(self.line.get(*ask))) {
             drop(self.drop_ask(ask));
         }
     }
@@ -296,7 +302,7 @@ impl Arbiter {
         if !gone(ask.process, ask.session) {
             return;
         }
-        let right = if ask.right == Right::Returning { Right::Returning } else { Right::Lent };
+        let right = if self.must_come_back(ask) { Right::Returning } else { Right::Lent };
         drop(self.drop_ask(id));
         let others = self.leases[&lease].residence.resumers.values().copied();
         let member = self.leases[&lease]

@@ -70,7 +70,7 @@ impl Arbiter {
 
     /// What the ask needs on devices of its wish where a guarantee covers it.
     fn covered_needs(&self, ask: &Ask) -> Option<Vec<(DeviceId, Bytes)>> {
-        if ask.right != Right::Lent || ask.amount.is_zero() {
+        if ask.right != Right::Lent || !self.line.lacks(ask) {
             return None;
         }
         let mut needs = self.line.needs_anywhere(ask, &self.ledger);

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpulease_words::{Bytes, DeviceId, LeaseId};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId};
 
 use crate::accounts::NodeId;
 use crate::lease::{Outcome, Pace};
@@ -40,6 +40,7 @@ pub(crate) enum Urgency {
 /// One who is short.
 #[derive(Clone, Debug)]
 pub(crate) struct Asker {
+    pub(crate) ask: AskId,
     pub(crate) account: NodeId,
     pub(crate) lease: Option<LeaseId>,
     pub(crate) purpose: Use,
@@ -102,6 +103,7 @@ impl Arbiter {
             *again = Some(again.map_or(at, |before: Time| before.min(at)));
         }
         for lease in plan.leases {
+            self.lease_mut(lease).residence.leaves_for = Some(asker.ask);
             self.suspend(lease);
         }
     }
@@ -169,6 +171,7 @@ impl Arbiter {
             (Right::Lent, Stage::InLine | Stage::OwnDrain | Stage::Leaving) => Urgency::InLine,
         };
         Asker {
+            ask: ask.id,
             account: ask.account,
             lease: ask.lease(),
             purpose: self.line.shape_of(ask).purpose,

@@ -173,6 +173,9 @@ impl Arbiter {
         let of = self.lease_mut(lease);
         (of.state, of.residence.exit) = (LeaseState::Suspending, Exit::Leaving);
         of.residence.undrained.clear();
+        let wanted = of.residence.leaves_for.take();
+        self.timers.cancel(Why::RestoreAgain(lease));
+        wanted.into_iter().for_each(|ask| self.bind_to_what_comes(ask));
         self.stop_growth(lease, Reach::All, &Denial::Suspended);
         self.settle_shares(lease);
         self.tell_holders(lease, &Notice::SwapOut { lease });

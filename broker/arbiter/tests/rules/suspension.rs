@@ -404,3 +404,95 @@ fn one_that_hangs_while_it_leaves_is_overdue() {
     }
     assert!(!desk.view(lease).overdue);
 }
+
+/// Two leases of 60 on a device of 100: the first is away and wants to come back, the second has
+/// drained for it and holds three segments of 20.
+fn exchange() -> (Desk, [Client; 2], [LeaseId; 2], [[SegmentId; 3]; 2]) {
+    let mut desk = Desk::movable(100, 400);
+    let clients = [1, 2].map(|uid| desk.client(uid));
+    let first = desk.lease(clients[0], want(60));
+    let ours = [20, 20, 20].map(|bytes| desk.held(clients[0], first, bytes));
+    desk.pass(30);
+    desk.idle(clients[0], first);
+    desk.queue(clients[1], want(60));
+    desk.leave(clients[0], first, &ours);
+    let second = LeaseId::new(first.get() + 1);
+    let theirs = [20, 20, 20].map(|bytes| desk.held(clients[1], second, bytes));
+    desk.resume(clients[0], first);
+    desk.pass(100);
+    assert_eq!(state(&desk, second), LeaseState::Suspending);
+    desk.drained(clients[1], second);
+    (desk, clients, [first, second], [ours, theirs])
+}
+
+#[test]
+fn one_comes_back_while_the_other_leaves() {
+    let (mut desk, clients, [first, second], [ours, theirs]) = exchange();
+    assert_eq!(state(&desk, first), LeaseState::Resuming);
+    assert_eq!(made_again(&desk), ours[..2], "40 are free");
+    desk.come_back(clients[0], first, &ours[..2]);
+    assert_eq!(state(&desk, first), LeaseState::Resuming);
+    desk.swapped_out(clients[1], second, theirs[0]);
+    assert!(made_again(&desk).is_empty(), "swapped out is not proven");
+    desk.tell(Event::Freed { segment: theirs[0] });
+    assert_eq!(made_again(&desk), ours[2..]);
+    desk.come_back(clients[0], first, &ours[2..]);
+    assert_eq!(state(&desk, first), LeaseState::Active);
+    assert_eq!(state(&desk, second), LeaseState::Suspending);
+    for segment in &theirs[1..] {
+        desk.swapped_out(clients[1], second, *segment);
+        desk.tell(Event::Freed { segment: *segment });
+    }
+    assert_eq!(state(&desk, second), LeaseState::Suspended);
+}
+
+#[test]
+fn nothing_is_begun_before_the_other_has_drained() {
+    let (mut desk, clients, [first, second], [ours, theirs]) = exchange();
+    desk.come_back(clients[0], first, &ours[..2]);
+    for segment in theirs {
+        desk.swapped_out(clients[1], second, segment);
+        desk.tell(Event::Freed { segment });
+    }
+    desk.come_back(clients[0], first, &ours[2..]);
+    desk.resume(clients[1], second);
+    desk.pass(100);
+    assert_eq!(state(&desk, first), LeaseState::Suspending);
+    assert_eq!(state(&desk, second), LeaseState::Suspended, "the first may still stay");
+    desk.pass(10);
+    assert_eq!((state(&desk, first), state(&desk, second)), (LeaseState::Active, LeaseState::Suspended));
+}
+
+#[test]
+fn who_had_begun_recedes_when_the_other_stays_after_all() {
+    let (mut desk, clients, [first, second], [ours, theirs]) = exchange();
+    desk.swapped_out(clients[1], second, theirs[0]);
+    desk.tell(Event::Freed { segment: theirs[0] });
+    assert_eq!(made_again(&desk), ours[2..]);
+    desk.tell(Event::SwapFailed { session: clients[1].session, lease: second, why: "no".to_owned() });
+    assert_eq!(state(&desk, first), LeaseState::Resuming, "segments are on their way back");
+    desk.come_back(clients[0], first, &ours);
+    assert_eq!(
+        state(&desk, first),
+        LeaseState::Suspending,
+        "it had all that it needs, and is asked for it at once"
+    );
+    assert_eq!(state(&desk, second), LeaseState::Resuming);
+
+    let (mut desk, clients, [first, second], [ours, theirs]) = exchange();
+    desk.come_back(clients[0], first, &ours[..1]);
+    let why = "no".to_owned();
+    desk.swapped_out(clients[1], second, theirs[0]);
+    desk.tell(Event::SwapFailed { session: clients[1].session, lease: second, why });
+    desk.come_back(clients[0], first, &ours[1..2]);
+    assert_eq!(desk.notices(), [(clients[0].session, Notice::SwapOut { lease: first })]);
+    desk.tell(Event::Freed { segment: theirs[0] });
+    assert_eq!(made_again(&desk), [theirs[0]]);
+    for segment in &ours[..2] {
+        desk.swapped_out(clients[0], first, *segment);
+        desk.tell(Event::Freed { segment: *segment });
+    }
+    desk.come_back(clients[1], second, &theirs[..1]);
+    assert_eq!((state(&desk, first), state(&desk, second)), (LeaseState::Suspended, LeaseState::Active));
+    assert_eq!(desk.line().len(), 1, "it waits as before");
+}
