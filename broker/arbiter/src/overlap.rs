@@ -7,6 +7,8 @@
 //! If the lease that leaves fails half way it comes back before all others. Then one that had begun
 //! to take its memory recedes: it gives back what it has and waits as before; its gate never opened.
 
+use std::collections::BTreeSet;
+
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, SegmentId};
 
 use crate::lease::{Exit, Pace};
@@ -22,7 +24,7 @@ const BEGIN_AT_ONCE: usize = 4;
 impl Arbiter {
     /// Lets a lease that comes back take what is there for it. Whether one took anything.
     pub(crate) fn pour(&mut self) -> Poured {
-        let Some((id, lease, takes)) = self.next_to_take() else {
+        let Some(Taking { id, lease, takes }) = self.next_to_take() else {
             return Poured::Nothing;
         };
         let rest = self.line.get(id).needs().iter().map(|(device, need)| {
@@ -35,19 +37,19 @@ impl Arbiter {
         Poured::Something
     }
 
-    fn next_to_take(&self) -> Option<(AskId, LeaseId, Vec<(DeviceId, Bytes)>)> {
+    fn next_to_take(&self) -> Option<Taking> {
         if self.moving.is_empty() {
             return None;
         }
         let devices = self.moving.iter().flat_map(|lease| self.leases[lease].shares.keys().copied());
-        let devices: std::collections::BTreeSet<DeviceId> = devices.collect();
+        let devices: BTreeSet<DeviceId> = devices.collect();
         let turns = devices.iter().flat_map(|d| self.line.piles.collecting(*d).take(BEGIN_AT_ONCE));
-        let turns: std::collections::BTreeSet<_> = turns.map(|(turn, _)| turn).collect();
+        let turns: BTreeSet<_> = turns.map(|(turn, _)| turn).collect();
         turns.into_iter().find_map(|turn| {
             let ask = self.line.get(turn.ask);
             let Want::Resume(lease) = ask.want else { return None };
             let takes = self.could_take(ask, lease)?;
-            Some((ask.id, lease, takes))
+            Some(Taking { id: ask.id, lease, takes })
         })
     }
 
@@ -133,6 +135,13 @@ impl Arbiter {
         let begun = ask.lease().is_some_and(|lease| self.leases[&lease].state == LeaseState::Resuming);
         ask.right == Right::Returning || begun
     }
+}
+
+/// Who takes how much of each device.
+struct Taking {
+    id: AskId,
+    lease: LeaseId,
+    takes: Vec<(DeviceId, Bytes)>,
 }
 
 /// Whether anyone took anything.
