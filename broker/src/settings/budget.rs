@@ -121,7 +121,12 @@ impl Value {
     pub(crate) fn bytes(self, measure: Measure) -> Option<Bytes> {
         match self {
             Self::Limit(size) => Some(size.of(measure.together)),
-            Self::Guarantee(size) => Some(size.of(measure.each).round_down()),
+            // What is promised is no less than what was asked for, and shares together no more than all.
+            Self::Guarantee(size @ Size::Amount(_)) => {
+                let bytes = size.of(measure.each);
+                Some(bytes.round_up().unwrap_or(bytes.round_down()))
+            }
+            Self::Guarantee(size @ Size::Share(_)) => Some(size.of(measure.each).round_down()),
             Self::Weight(_)
             | Self::LeasesMax(_)
             | Self::MaxWait(_)

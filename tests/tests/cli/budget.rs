@@ -68,7 +68,7 @@ fn what_cannot_be_kept_is_refused_with_the_sum_and_changes_nothing() {
         ("budget set host limt=1GiB", "limt"),
         ("budget set host limit=1", "no unit"),
         ("budget set host limit", "limit=20GiB"),
-        ("budget set user.* guarantee=1MiB", "user"),
+        ("budget set user.* guarantee=2MiB", "user"),
     ] {
         expect(&line(&daemon, words), 2, &[said]);
     }

@@ -33,12 +33,16 @@ struct Scene {
 impl Scene {
     /// Jobs that come to compete may be so many at one time.
     fn on(stage: Stage, jobs: u64, arena: &str) -> Self {
+        Self::with(stage, jobs, arena, "")
+    }
+
+    fn with(stage: Stage, jobs: u64, arena: &str, budgets: &str) -> Self {
         println!("on {stage}");
         // Contexts stay where they are, whatever moves.
         let contexts = jobs * stage.overhead().get();
         let pinned = if contexts > 0 { format!("pinned_max = \"{contexts}B\"\n") } else { String::new() };
         let capacity = Bytes::new(WHOLE.get() + contexts);
-        let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{QUICK}"));
+        let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{QUICK}{budgets}"));
         let ledger = Ledger::of(&daemon);
         Self { stage, daemon, ledger }
     }
@@ -209,29 +213,45 @@ fn a_suspended_lease_waits_for_whoever_uses_the_device() {
     }
 }
 
-/// Without host memory for a copy a lease is never suspended, and the others wait.
+/// Where there is no host memory for its copy a lease stays where it is, and where too much stays already it waits
+/// though the device has room.
 #[test]
-fn an_arena_that_is_full_suspends_nobody() {
-    for scene in Scene::all(2, "8MiB") {
-        let one = scene.job();
-        one.must("acquire one 6MiB wait=20s");
-        one.must("take s one 6MiB");
-        one.must("fill s one 7");
-        assert!(lease(&scene.ledger.now(), "one").suspendable);
-        // The device has 10 MiB left, and the host 2 MiB for a copy.
-        let other = scene.job();
-        other.must("ask other 4MiB wait=60s");
-        let reason = scene
-            .ledger
-            .wait("the other waits", |status| status.waiting.first().map(|ask| ask.reason.clone()));
-        assert_eq!(reason, "arena_full");
-        one.must("check s one 7");
-        one.must("release one");
-        one.must("end");
-        drop(other.ask("granted other"));
-        other.must("end");
-        scene.ends();
-    }
+fn a_full_arena_suspends_nobody() {
+    let scene = Scene::on(Stage::Host, 3, "8MiB");
+    let one = scene.job();
+    one.must("acquire one 6MiB wait=20s");
+    let two = scene.job();
+    two.must("acquire two 4MiB wait=20s");
+    let status = scene.ledger.now();
+    assert!(lease(&status, "one").suspendable && !lease(&status, "two").suspendable);
+    let three = scene.job();
+    three.must("ask three 6MiB wait=60s");
+    let reason =
+        scene.ledger.wait("three waits", |status| status.waiting.first().map(|ask| ask.reason.clone()));
+    assert!(["arena_full", "pinned_full"].contains(&reason.as_str()), "{reason}");
+    let why = remembered(scene.ledger.observer());
+    assert!(!why.iter().any(|event| event.kind == "suspending"), "{why:?}");
+    one.must("release one");
+    three.must("granted three");
+    assert!(lease(&scene.ledger.now(), "three").suspendable);
+    [one, two, three].iter().for_each(|job| drop(job.must("end")));
+    scene.ends();
+}
+
+/// Policy may end a holder that lets the deadline pass; by default it does not.
+#[test]
+fn a_job_that_holds_on_is_ended_where_policy_says_so() {
+    let policy = "[user.\"*\"]\non_overdue = \"terminate 300ms\"\n";
+    let scene = Scene::with(Stage::Host, 2, "64MiB", policy);
+    let one = scene.holder("one");
+    one.must("enter one");
+    let other = scene.job();
+    other.must("acquire other 12MiB wait=60s");
+    let ended = scene.wait_for_event("terminated");
+    assert!(ended.message.contains("one"), "{}", ended.message);
+    assert!(!one.wait().success(), "a signal ended it");
+    other.must("end");
+    scene.ends();
 }
 
 /// Three jobs that want three quarters each, all at once.
