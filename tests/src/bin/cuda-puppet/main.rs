@@ -279,7 +279,10 @@ impl Puppet {
     /// `swap-map DEVICE|host SIZE..`: maps the descriptors that it keeps as one segment, the last of them is the host copy;
     /// `swap-fill SEED`, `swap-check SEED`, `swap-out`, and `swap-back SIZE..` into the chunks that it keeps.
     fn as_swapper(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
-        let kept = std::mem::take(&mut self.descriptors);
+        let kept = match verb {
+            "swap-map" | "swap-back" => std::mem::take(&mut self.descriptors),
+            _ => Vec::new(),
+        };
         let chunks = |sizes: &[&str]| {
             let pairs = kept.iter().zip(sizes);
             pairs
