@@ -31,6 +31,9 @@ const REQUEST: &str = "an allocate";
 /// The broker's word that a lease is being suspended takes less than this to come.
 const CROSSING: Duration = Duration::from_millis(10);
 
+/// After so many refusals it is no crossing: the memory that is away is another process's, and only the broker knows.
+const CROSSINGS: u32 = 5;
+
 /// An ask for a segment, put by [`Self::allocate`].
 ///
 /// Within the lease's reserve it is never refused for want of room. Above it, up to the limit, it
@@ -140,16 +143,22 @@ impl<'l> Allocation<'l> {
     /// Puts the ask when the lease's memory is here: what is swapped out comes back for it as for a guard. Who is
     /// inside a guard, or does not want to wait, hears at once that it is away.
     async fn put_when_here(&self, device: DeviceId) -> Result<v1::Allocated, AskError> {
+        let mut refused = 0;
         loop {
             if self.may_wait() {
-                self.come_home().await?;
+                self.within(until_here(self.lease, &mut |_| {})).await?;
             }
             match self.put(device).await {
-                // The word of it crosses the ask.
                 Err(AskError::Denied(denied)) if denied.reason == Reason::Suspended && self.may_wait() => {
-                    self.lease.session().engine.sleep(CROSSING).await;
+                    refused += 1;
                 }
                 other => return other,
+            }
+            if refused < CROSSINGS {
+                // The word of it crosses the ask.
+                self.lease.session().engine.sleep(CROSSING).await;
+            } else {
+                self.within(self.lease.bring_others_home()).await?;
             }
         }
     }
@@ -159,11 +168,12 @@ impl<'l> Allocation<'l> {
         !over && !inside_a_guard()
     }
 
-    async fn come_home(&self) -> Result<(), Error> {
-        let Some(end) = self.wait.end() else { return until_here(self.lease, &mut |_| {}).await };
+    /// Waits for the lease's memory as long as the ask may wait.
+    async fn within(&self, home: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+        let Some(end) = self.wait.end() else { return home.await };
         let (left, lease) = (end.saturating_duration_since(Instant::now()), self.lease.id());
-        let here = self.lease.session().engine.within(left, until_here(self.lease, &mut |_| {})).await;
-        here.unwrap_or_else(|_| Err(Error::StillAway { lease, waited: left, why: String::new() }))
+        let home = self.lease.session().engine.within(left, home).await;
+        home.unwrap_or_else(|_| Err(Error::StillAway { lease, waited: left, why: String::new() }))
     }
 
     /// Puts the ask, and again where the connection broke under it. A second asking could take memory

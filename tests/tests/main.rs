@@ -13,4 +13,5 @@ mod process;
 mod rust_source;
 mod scenarios;
 mod simulator;
+mod suspension;
 mod witness;

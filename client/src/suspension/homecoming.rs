@@ -39,28 +39,36 @@ impl LeaseState {
         };
         let mut patience = Patience::new(self.session());
         while self.gate().absence() == (Presence::Away, absence) {
-            match self.ask(absence, &mut patience, on_waiting).await {
+            match self.ask(Some(absence), &mut patience, on_waiting).await {
                 Ok(End::Resumed) if self.come_back(absence) => return Ok(()),
                 Ok(End::Over) => return Ok(()),
                 Ok(End::Resumed) => {
                     let why = "it said that the memory is back, and not all of it is".to_owned();
                     patience.after(Trouble::Broken(why)).await?;
                 }
-                Err(Unanswered::Denied(denied)) => {
-                    return Err(match AskError::refused(denied) {
-                        AskError::Denied(denied) => Error::Refused(denied),
-                        AskError::Failed(error) => error,
-                    });
-                }
+                Err(Unanswered::Denied(denied)) => return Err(refused(denied)),
                 Err(Unanswered::Trouble(trouble)) => patience.after(trouble).await?,
             }
         }
         Ok(())
     }
 
+    /// As [`Self::bring_home`], for a process that holds no memory of the lease and so was never told to let it go.
+    pub(crate) async fn bring_others_home(&self) -> Result<(), Error> {
+        let mut patience = Patience::new(self.session());
+        loop {
+            match self.ask(None, &mut patience, &mut |_| {}).await {
+                Ok(End::Resumed | End::Over) => return Ok(()),
+                Err(Unanswered::Denied(denied)) => return Err(refused(denied)),
+                Err(Unanswered::Trouble(trouble)) => patience.after(trouble).await?,
+            }
+        }
+    }
+
+    /// Asks once and follows the answer, until this absence is over.
     async fn ask(
         &self,
-        absence: Absence,
+        absence: Option<Absence>,
         patience: &mut Patience<'_>,
         on_waiting: &mut (dyn FnMut(&Waiting) + Send),
     ) -> Result<End, Unanswered> {
@@ -72,8 +80,10 @@ impl LeaseState {
         let opened = opened.map_err(|_| Unanswered::failed(session.silent(REQUEST)))?;
         let mut updates = opened.map_err(|status| Unanswered::from_status(REQUEST, &status))?.into_inner();
         loop {
+            // In this order, so that the end of it is not taken for a broken stream.
             let update = tokio::select! {
-                () = self.gate().over(absence) => return Ok(End::Over),
+                biased;
+                () = self.over(absence) => return Ok(End::Over),
                 update = updates.message() => update,
             };
             match update.map_err(|status| Unanswered::from_status(REQUEST, &status))?.and_then(|u| u.update) {
@@ -89,6 +99,20 @@ impl LeaseState {
                 }
             }
         }
+    }
+
+    async fn over(&self, absence: Option<Absence>) {
+        match absence {
+            Some(absence) => self.gate().over(absence).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn refused(denied: v1::Denied) -> Error {
+    match AskError::refused(denied) {
+        AskError::Denied(denied) => Error::Refused(denied),
+        AskError::Failed(error) => error,
     }
 }
 

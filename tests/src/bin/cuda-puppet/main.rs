@@ -93,6 +93,7 @@ impl Puppet {
                 self.files.clear();
                 Ok((String::new(), None))
             }
+            ["fill", seed] => self.as_tenant("fill", &[seed]).map(|said| (said, None)),
             [verb, rest @ ..] => {
                 let said = match *verb {
                     "load" | "devices" | "device" | "cudarc" | "nvml" | "kept" | "fork" => {
@@ -100,7 +101,7 @@ impl Puppet {
                     }
                     "context" | "end-context" | "make-current" | "current" | "info" | "timing" | "pinned"
                     | "register" => self.context(verb, rest),
-                    "lease" | "allocate" | "touch" | "free-all" | "release-lease" => {
+                    "lease" | "allocate" | "touch" | "check" | "free-all" | "release-lease" => {
                         self.as_tenant(verb, rest)
                     }
                     "swap-map" | "swap-fill" | "swap-check" | "swap-out" | "swap-back" => {
@@ -260,7 +261,7 @@ impl Puppet {
         Ok((String::new(), None))
     }
 
-    /// `lease SOCKET RESERVE LIMIT`, `allocate SIZE`, `touch`, `free-all`, `release-lease`.
+    /// `lease SOCKET RESERVE LIMIT`, `allocate SIZE`, `touch`, `fill SEED`, `check SEED`, `free-all`, `release-lease`.
     fn as_tenant(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
         if let ("lease", [socket, reserve, limit]) = (verb, words) {
             self.tenant = Some(Tenant::lease(socket, bytes(reserve)?, bytes(limit)?)?);
@@ -270,6 +271,8 @@ impl Puppet {
         match (verb, words) {
             ("allocate", [size]) => tenant.allocate(bytes(size)?),
             ("touch", []) => tenant.touch(),
+            ("fill", [seed]) => tenant.fill(seed.parse()?),
+            ("check", [seed]) => tenant.check(seed.parse()?),
             ("free-all", []) => tenant.free(),
             ("release-lease", []) => Ok(self.tenant.take().map(|_| String::new()).unwrap_or_default()),
             _ => Err(format!("{verb} {words:?} is no command").into()),

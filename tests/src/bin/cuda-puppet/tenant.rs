@@ -4,9 +4,10 @@ use std::error::Error;
 use std::sync::Arc;
 
 use gpulease_client::blocking::{Client, Lease, Segment};
-use gpulease_client::{AccessError, DeviceKind};
-use gpulease_cuda::Driver;
+use gpulease_client::{AccessError, DeviceKind, Resident};
 use gpulease_cuda::cudarc::driver::{CudaContext, CudaStream};
+use gpulease_cuda::{Context, DevicePtr, Driver};
+use gpulease_tests::mapped::{check_device, fill_device};
 use gpulease_words::Bytes;
 
 /// A lease and what it has taken.
@@ -61,6 +62,41 @@ impl Tenant {
             }
         }
         Ok(String::new())
+    }
+
+    /// Writes a pattern over every segment; says their addresses.
+    pub(crate) fn fill(&mut self, seed: u64) -> Result<String, Box<dyn Error>> {
+        let resident = self.lease.enter()?;
+        let context = self.context()?;
+        for segment in &self.segments {
+            let at = DevicePtr::from_raw(segment.device_ptr(&resident)?);
+            fill_device(&context, at, segment.bytes(), seed)?;
+        }
+        self.addresses(&resident)
+    }
+
+    /// Waits for the memory and compares all of it with a pattern; says the segments' addresses.
+    pub(crate) fn check(&mut self, seed: u64) -> Result<String, Box<dyn Error>> {
+        let resident = self.lease.enter()?;
+        let context = self.context()?;
+        for segment in &self.segments {
+            let at = DevicePtr::from_raw(segment.device_ptr(&resident)?);
+            check_device(&context, at, segment.bytes(), Some(seed))?;
+        }
+        self.addresses(&resident)
+    }
+
+    fn addresses(&self, resident: &Resident<'_>) -> Result<String, Box<dyn Error>> {
+        let addresses = self.segments.iter().map(|segment| segment.device_ptr(resident));
+        let addresses: Vec<String> =
+            addresses.map(|at| Ok(format!("{:#x}", at?))).collect::<Result<_, AccessError>>()?;
+        Ok(addresses.join(" "))
+    }
+
+    fn context(&self) -> Result<Context, Box<dyn Error>> {
+        let ordinal = self.stream.context().ordinal();
+        let device = Driver::load()?.devices()?.get(ordinal).copied().ok_or("the GPU is gone")?;
+        Ok(Context::retain(device)?)
     }
 
     /// Gives every segment back.
