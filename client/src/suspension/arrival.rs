@@ -6,12 +6,12 @@ use std::time::Duration;
 use gpulease_proto::handover::Ticket;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::error::Error;
 use crate::handover::Claim;
 use crate::lease_state::LeaseState;
-use crate::suspension::body::{Body, MoveError, Moved};
+use crate::suspension::body::{Body, MoveError, Moved, Prepared};
 use crate::suspension::report::News;
 
 /// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
@@ -68,13 +68,19 @@ fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch
     }
 }
 
-/// Page-locks a host copy once its segment has lived for a while.
+/// Page-locks a host copy once its segment has lived for a while and its pages are there.
 pub(crate) async fn prepare(lease: Weak<LeaseState>, body: Weak<Body>) {
-    sleep(PREPARE_AFTER).await;
-    let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
-    let prepared = spawn_blocking(move || body.prepare(&lease.session().gpus));
-    // A swap tries again, and says so where it fails; a panic is said on standard error.
-    if let Ok(Ok(Err(error))) = timeout(Duration::from_secs(600), prepared).await {
-        tracing::debug!(%error, "gpulease: a host copy could not be page-locked ahead of time");
+    loop {
+        sleep(PREPARE_AFTER).await;
+        let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
+        match spawn_blocking(move || body.prepare(&lease.session().gpus)).await {
+            Ok(Ok(Prepared::NotYet)) => {}
+            Ok(Ok(Prepared::Ready)) => return,
+            // A swap tries again, and says so where it fails; a panic is said on standard error.
+            Ok(Err(error)) => {
+                return tracing::debug!(%error, "gpulease: a host copy could not be page-locked ahead of time");
+            }
+            Err(_) => return,
+        }
     }
 }

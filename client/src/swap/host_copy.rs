@@ -7,12 +7,15 @@ use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulease_cuda::{Context, CudaError, HostRegistration};
-use gpulease_words::Bytes;
+use gpulease_words::{Bytes, GRANULARITY};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::host::{check_length, failed, size};
 use crate::memory::MapError;
 use crate::swap::sums::PIECE;
+
+/// Pages of 2 MiB, where they are smallest.
+const PAGES: usize = 512;
 
 /// A mapped memory file that takes one segment's bytes. Dropping it unmaps it.
 ///
@@ -71,6 +74,21 @@ impl HostCopy {
         Ok(())
     }
 
+    /// Whether the kernel has given its last pages, and so, as the broker has them given in order, all of them. Where
+    /// the kernel does not tell, it has.
+    #[must_use]
+    pub fn is_touched(&self) -> bool {
+        let length = self.memory.length.min(size(GRANULARITY));
+        let mut resident = [1_u8; PAGES];
+        // SAFETY: the last bytes lie inside the range, which is mapped while `self` lives; they begin at a page, since
+        // 2 MiB are whole pages everywhere, and are at most so many.
+        let told = unsafe {
+            let last = self.memory.start.byte_add(self.memory.length - length);
+            libc::mincore(last.as_ptr(), length, resident.as_mut_ptr())
+        };
+        told != 0 || resident.iter().all(|page| page & 1 == 1)
+    }
+
     /// Whether it is page-locked.
     #[must_use]
     pub fn is_registered(&self) -> bool {
@@ -113,5 +131,26 @@ impl Drop for Memory {
         // SAFETY: the range is ours, and every reference into it borrowed the copy that is going.
         let unmapped = unsafe { munmap(self.start.as_ptr(), self.length) };
         unmapped.expect("a range that was mapped can be unmapped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    use gpulease_words::mib;
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+
+    #[test]
+    fn it_is_touched_once_its_last_page_is_there() {
+        let memory = memfd_create("copy", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, mib(6).get()).unwrap();
+        let copy = HostCopy::map(memory.as_fd(), mib(6)).unwrap();
+        assert!(!copy.is_touched());
+        fallocate(&memory, FallocateFlags::empty(), 0, mib(5).get()).unwrap();
+        assert!(!copy.is_touched());
+        fallocate(&memory, FallocateFlags::empty(), 0, mib(6).get()).unwrap();
+        assert!(copy.is_touched());
     }
 }
