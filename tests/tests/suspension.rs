@@ -197,9 +197,10 @@ fn memory_of_a_gpu_leaves_for_another_process_and_comes_back_to_the_same_address
     for gpu in Gpu::all(name) {
         println!("on {gpu}");
         let mut broker = Command::new(programs::gpuleased());
-        // Two contexts (523 MiB each, and 640 before they are measured) and one of the leases, but not both.
-        broker.args(["--device", "cuda:0", "--capacity", "1600MiB"]).envs(gpu.environment());
-        let daemon = Daemon::start_configured(broker, &format!("arena = \"1GiB\"\n{SOON}"));
+        // Two contexts (640 MiB each, and some 523 when measured), which stay, and one of the leases, but not both.
+        broker.args(["--device", "cuda:0", "--capacity", "1630MiB"]).envs(gpu.environment());
+        let daemon =
+            Daemon::start_configured(broker, &format!("arena = \"1GiB\"\npinned_max = \"1280MiB\"\n{SOON}"));
         let (idle, other) = (Puppet::start(&gpu), Puppet::start(&gpu));
         let lease = format!("lease {} 300MiB 300MiB", daemon.socket().display());
         idle.must(&lease);
