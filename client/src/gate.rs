@@ -105,16 +105,18 @@ impl Gate {
         self.step(Presence::Leaving, Presence::Here);
     }
 
-    /// From now on the memory may be moved. Only after everyone has left: `None` else.
+    /// From now on the memory may be moved. Only after everyone has left: `None` else. What was on its way back and has
+    /// to leave again is still the same absence.
     pub(crate) fn depart(&self) -> Option<Absence> {
         let mut departed = None;
         self.state.send_if_modified(|passage| {
-            if passage.presence == Presence::Leaving && passage.residents == 0 {
+            let leaves = passage.presence == Presence::Leaving && passage.residents == 0;
+            if leaves {
                 passage.presence = Presence::Away;
                 passage.absence = Absence(passage.absence.0 + 1);
-                departed = Some(passage.absence);
             }
-            departed.is_some()
+            departed = Some(passage.absence).filter(|_| passage.presence == Presence::Away);
+            leaves
         });
         departed
     }
@@ -240,6 +242,7 @@ mod tests {
         assert_eq!(gate.depart(), None, "it is open");
         gate.close();
         let first = gate.depart().unwrap();
+        assert_eq!(gate.depart(), Some(first), "what leaves again before it was back is still away");
         gate.reopen();
         assert_eq!(gate.presence(), Presence::Away, "what has left comes back, and does not reopen");
         gate.come_back(first);

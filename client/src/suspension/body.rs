@@ -84,10 +84,14 @@ impl Body {
     /// would take seconds, in which the segment could be neither moved nor dropped. Blocks, for about 40 ms a GiB.
     pub(crate) fn prepare(&self, gpus: &Gpus) -> Result<Prepared, MoveError> {
         match &*self.place() {
-            Place::Here(Some(copy)) if self.device.kind == DeviceKind::Cuda && !copy.is_touched() => {
-                Ok(Prepared::NotYet)
-            }
-            Place::Here(Some(copy)) => self.register(gpus, copy).map(|()| Prepared::Ready),
+            Place::Here(Some(copy)) => match self.device.kind {
+                DeviceKind::Host => {
+                    copy.close_file();
+                    Ok(Prepared::Ready)
+                }
+                DeviceKind::Cuda if !copy.is_touched() => Ok(Prepared::NotYet),
+                DeviceKind::Cuda => self.register(gpus, copy).map(|()| Prepared::Ready),
+            },
             Place::Here(None) | Place::Away(..) | Place::Closed => Ok(Prepared::Ready),
         }
     }

@@ -232,9 +232,6 @@ impl Mover {
             Arrival::Restored => self.open_when_whole(&lease),
             Arrival::NotHandedOver(error) => {
                 tracing::warn!(%error, %segment, "gpulease: a segment could not be fetched back yet");
-                if let Some(ticket) = again {
-                    Box::pin(self.back(&lease, segment, ticket)).await;
-                }
             }
             Arrival::Failed(error) => {
                 let why = error.to_string();
@@ -242,6 +239,10 @@ impl Mover {
                 lease.lost_bytes(why.clone());
                 lease.session().report_surely(lease.key(), &News::SwapFailed(why)).await;
             }
+        }
+        // Noticed once more meanwhile: since the first ticket was void, or since it has left again and is back.
+        if let Some(ticket) = again {
+            self.back(&lease, segment, ticket).await;
         }
     }
 

@@ -1,21 +1,21 @@
 //! Host memory of the broker's arena, in which a segment's bytes stay while they are not on the device.
 
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulease_cuda::{Context, CudaError, HostRegistration};
-use gpulease_words::{Bytes, GRANULARITY};
+use gpulease_words::Bytes;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::host::{check_length, failed, size};
 use crate::memory::MapError;
 use crate::swap::sums::PIECE;
 
-/// Pages of 2 MiB, where they are smallest.
-const PAGES: usize = 512;
+/// The kernel's unit of what a file has, in bytes.
+const BLOCK: u64 = 512;
 
 /// A mapped memory file that takes one segment's bytes. Dropping it unmaps it.
 ///
@@ -26,6 +26,8 @@ pub struct HostCopy {
     // Given up before the memory that it locks.
     registration: Mutex<Option<HostRegistration>>,
     memory: Memory,
+    /// Until it is registered.
+    file: Mutex<Option<OwnedFd>>,
 }
 
 /// Unmapped when dropped.
@@ -56,7 +58,8 @@ impl HostCopy {
         // SAFETY: the range is ours; the advice changes nothing for this process.
         unsafe { madvise(start.as_ptr(), length, Advice::LinuxDontFork) }
             .map_err(|errno| failed(bytes, errno.into()))?;
-        Ok(Self { registration: Mutex::default(), memory })
+        let file = descriptor.try_clone_to_owned().map_err(|error| failed(bytes, error))?;
+        Ok(Self { registration: Mutex::default(), memory, file: Mutex::new(Some(file)) })
     }
 
     /// Page-locks it for every context of this process, and touches it by that; once is enough. Blocks.
@@ -70,23 +73,26 @@ impl HostCopy {
             let locked =
                 unsafe { HostRegistration::register(context, self.memory.start.cast(), self.bytes()) };
             *registration = Some(locked?);
+            self.close_file();
         }
         Ok(())
     }
 
-    /// Whether the kernel has given its last pages, and so, as the broker has them given in order, all of them. Where
-    /// the kernel does not tell, it has.
+    /// Whether the kernel has given all its pages, as the broker has it do ahead of time; page-locking is quick then.
     #[must_use]
     pub fn is_touched(&self) -> bool {
-        let length = self.memory.length.min(size(GRANULARITY));
-        let mut resident = [1_u8; PAGES];
-        // SAFETY: the last bytes lie inside the range, which is mapped while `self` lives; they begin at a page, since
-        // 2 MiB are whole pages everywhere, and are at most so many.
-        let told = unsafe {
-            let last = self.memory.start.byte_add(self.memory.length - length);
-            libc::mincore(last.as_ptr(), length, resident.as_mut_ptr())
-        };
-        told != 0 || resident.iter().all(|page| page & 1 == 1)
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where it is registered, or the kernel does not tell, it is.
+        let given = file.as_ref().and_then(|file| rustix::fs::fstat(file).ok());
+        given.is_none_or(|given| {
+            let bytes = u64::try_from(given.st_blocks).unwrap_or(0).saturating_mul(BLOCK);
+            bytes >= self.bytes().get()
+        })
+    }
+
+    /// Keeps the mapping alone: the descriptor is only there to ask by it.
+    pub(crate) fn close_file(&self) {
+        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// Whether it is page-locked.
@@ -143,7 +149,7 @@ mod tests {
     use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
     #[test]
-    fn it_is_touched_once_its_last_page_is_there() {
+    fn it_is_touched_once_all_its_pages_are_there() {
         let memory = memfd_create("copy", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, mib(6).get()).unwrap();
         let copy = HostCopy::map(memory.as_fd(), mib(6)).unwrap();

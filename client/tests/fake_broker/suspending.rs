@@ -310,6 +310,32 @@ async fn what_cannot_move_stops_the_swap_and_what_left_comes_back_by_itself() {
 }
 
 #[tokio::test]
+async fn what_is_half_back_leaves_again_when_told() {
+    let _guards = GUARDS.lock().await;
+    let job = Job::start(&[2, 4]).await;
+    job.out(1);
+    let half = job.segments[0].id().get();
+    job.enter_while(|| {
+        job.broker.shared.until("a wish", |book| book.wishes.len() == 1);
+        job.broker.bring_back(SESSION, job.id(), half);
+        job.reported(&News::RestoredSegmentId(half), 1);
+        job.swap_out();
+        job.reported(&News::SwappedOutSegmentId(half), 2);
+        assert!(!still_in_use(&job.broker.shared.book().segments[&half]));
+        job.broker.bring_back(SESSION, job.id(), half);
+        job.reported(&News::RestoredSegmentId(half), 2);
+        let other = job.segments[1].id().get();
+        job.broker.bring_back(SESSION, job.id(), other);
+        job.reported(&News::RestoredSegmentId(other), 1);
+        let resumed = v1::Resumed { lease_id: job.id(), waited_ms: 5 };
+        job.broker.answer_wish(job.id(), Update::Resumed(resumed));
+    })
+    .await;
+    job.check().await;
+    assert_eq!(job.broker.shared.book().wishes.len(), 1);
+}
+
+#[tokio::test]
 async fn a_segment_dropped_while_it_is_away_gives_its_host_copy_back() {
     let _guards = GUARDS.lock().await;
     let mut job = Job::start(&[2, 2]).await;
