@@ -352,6 +352,55 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_goes_away_and_comes_back_under_a_new_ticket() {
+        let (mut segments, tickets, ticket) = offered();
+        tickets.claim(ticket, PROCESS).expect("open");
+        assert_eq!(segments.acknowledged(SEGMENT), Some(REQUEST));
+        let whereabouts = |segments: &Segments| segments.of_lease(LeaseId::new(1)).next();
+        assert_eq!(whereabouts(&segments), Some((SEGMENT, Whereabouts::Present)));
+        segments.reclaim(SEGMENT);
+        segments.sent_away(SEGMENT);
+        assert_eq!(whereabouts(&segments), Some((SEGMENT, Whereabouts::Away)));
+        segments.order_again(SEGMENT);
+        assert_eq!(segments.hand_back(SEGMENT, PROCESS), None, "it is not made yet");
+        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        let back = segments.hand_back(SEGMENT, PROCESS).expect("a ticket");
+        assert_eq!(segments.hand_back(SEGMENT, PROCESS), Some(back), "said again, it is the same");
+        assert!(tickets.claim(back, PROCESS).is_some_and(|claim| claim.parcel.host_copy.is_none()));
+        assert_eq!(segments.acknowledged(SEGMENT), None, "no request ends by it");
+        assert_eq!(segments.hand_back(SEGMENT, PROCESS), None, "the process has it");
+        assert_eq!(whereabouts(&segments), Some((SEGMENT, Whereabouts::Away)), "it is not filled yet");
+        segments.restored(SEGMENT);
+        assert_eq!(whereabouts(&segments), Some((SEGMENT, Whereabouts::Present)));
+    }
+
+    #[test]
+    fn a_segment_on_its_way_back_that_is_taken_again_has_no_ticket_any_more() {
+        let (mut segments, tickets, _) = offered();
+        segments.reclaim(SEGMENT);
+        segments.sent_away(SEGMENT);
+        segments.order_again(SEGMENT);
+        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        let back = segments.hand_back(SEGMENT, PROCESS).expect("a ticket");
+        assert_eq!(segments.reclaim(SEGMENT), None);
+        assert!(tickets.claim(back, PROCESS).is_none());
+        assert_eq!(segments.offered(UID), 0);
+    }
+
+    #[test]
+    fn a_host_copy_goes_with_the_first_ticket_alone() {
+        let tickets = Arc::new(Tickets::default());
+        let mut segments = Segments::new(tickets.clone());
+        let (near, _far) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        segments.order(SEGMENT, (LeaseId::new(1), DeviceId::new(0), mib(2)), Some(near.into()));
+        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        assert!(segments.get(SEGMENT).is_some_and(Segment::has_copy));
+        let Access::Ticket(ticket) = segments.offer(SEGMENT, TO) else { panic!("a ticket") };
+        assert!(tickets.claim(ticket, PROCESS).is_some_and(|claim| claim.parcel.host_copy.is_some()));
+        assert!(!segments.get(SEGMENT).is_some_and(Segment::has_copy));
+    }
+
+    #[test]
     fn descriptors_that_nobody_wants_any_more_are_closed() {
         let tickets = Arc::new(Tickets::default());
         let mut segments = Segments::new(tickets);
