@@ -77,10 +77,23 @@ pub(crate) fn work<E: Send, R>(
                 }
             });
         }
-        meanwhile()
+        // Those who wait for pieces must not wait for one who panicked.
+        let over = Over(pieces);
+        let done = meanwhile();
+        std::mem::forget(over);
+        done
     });
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     (failed.map_or(Ok(()), Err), done)
+}
+
+/// Sends everybody home when it is dropped.
+struct Over<'p>(&'p Pieces);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over();
+    }
 }
 
 fn threads(pieces: usize) -> usize {
@@ -120,6 +133,10 @@ mod tests {
         let (worked, ()) =
             work(&Pieces::all(1000), |piece| if piece == 3 { Err(piece) } else { Ok(()) }, || ());
         assert_eq!(worked, Err(3));
+        let panicked = std::panic::catch_unwind(|| {
+            work(&Pieces::coming(10), |_| Ok::<_, ()>(()), || panic!("in the middle"))
+        });
+        assert!(panicked.is_err(), "and nobody waits for ever");
         let pieces = Pieces::coming(1000);
         let (_, ()) = work(
             &pieces,
