@@ -72,6 +72,16 @@ impl Gpu {
         all
     }
 
+    /// A stand-in on a machine without NVML; none, and a line, where the machine has one, which can't be hidden.
+    #[must_use]
+    pub fn without_nvml(test: &str) -> Vec<Self> {
+        if nvml_wrapper::Nvml::init().is_ok() {
+            println!("skipped where there is a real NVML: {test}");
+            return Vec::new();
+        }
+        vec![Self::Standin(Standin::new().without_nvml())]
+    }
+
     /// Whether tests run on a real GPU too, or why not.
     ///
     /// # Errors

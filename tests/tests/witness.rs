@@ -122,7 +122,7 @@ on_cards! {
         assert_eq!(told.recv_timeout(PATIENCE), Ok(Testimony::default()));
     }
 
-    fn no_nvml_is_a_sentence([Gpu::Standin(Standin::new().without_nvml())]) {
+    fn no_nvml_is_a_sentence(Gpu::without_nvml("no_nvml_is_a_sentence")) {
         let why = Cards::open().expect_err("there is none");
         assert!(why.starts_with("no NVML: ") && why.contains("it comes with the NVIDIA driver"), "{why}");
         let findings = doctor(Canary::Skip);

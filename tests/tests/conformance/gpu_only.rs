@@ -74,7 +74,7 @@ on_cards! {
         subject.until_freed(segment);
     }
 
-    fn without_nvml_a_probe_proves_what_it_can([Gpu::Standin(Standin::new().without_nvml())]) {
+    fn without_nvml_a_probe_proves_what_it_can(Gpu::without_nvml("without_nvml_a_probe_proves_what_it_can")) {
         let device = cuda();
         assert!(device.nvml_trouble().is_some_and(|why| why.starts_with("no NVML: ")), "{:?}", device.nvml_trouble());
         let mut subject = Subject::of(device);
