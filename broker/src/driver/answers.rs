@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use gpulease_arbiter::{Effect, Event, LeaseView, Notice, Pinning, RequestId, SegmentKind, Time};
+use gpulease_arbiter::{Effect, Event, LeaseView, Notice, Occurrence, Pinning, RequestId, SegmentKind, Time};
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::chronicle::facts_of_lease;
@@ -65,6 +65,7 @@ impl Driver {
                 other => mismatch(&other, "a lease that is back"),
             }),
             Effect::Signal { process, signal } => self.signal(process, signal),
+            Effect::Occurred { lease, what: Occurrence::Pinned(_) } => self.drop_copies(lease),
             Effect::Occurred { .. } => {}
             Effect::Allocated { request, segment, process } => self.allocated(request, segment, process),
             Effect::Reclaim { segment, device } => {

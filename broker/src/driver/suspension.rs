@@ -126,14 +126,16 @@ impl Driver {
             Notice::SwapOut { lease } => Some(SessionNotice::SwapOut { lease }),
             Notice::SuspendCancelled { lease, why } => Some(SessionNotice::SuspendCancelled { lease, why }),
             Notice::SegmentBack { lease, segment } => self.segment_back(session, lease, segment),
-            Notice::Pinned { lease } => {
-                let copies: Vec<_> = self.segments.of_lease(lease).map(|(segment, _)| segment).collect();
-                for segment in copies {
-                    self.segments.drop_copy(segment);
-                    self.arena.iter().for_each(|arena| arena.forget(segment));
-                }
-                Some(SessionNotice::Pinned { lease })
-            }
+            Notice::Pinned { lease } => Some(SessionNotice::Pinned { lease }),
+        }
+    }
+
+    /// The lease moves no more, whether its processes hear of it now or not: its host copies are given up.
+    pub(super) fn drop_copies(&mut self, lease: LeaseId) {
+        let copies: Vec<_> = self.segments.of_lease(lease).map(|(segment, _)| segment).collect();
+        for segment in copies {
+            self.segments.drop_copy(segment);
+            self.arena.iter().for_each(|arena| arena.forget(segment));
         }
     }
 
