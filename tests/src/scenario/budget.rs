@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpulease_arbiter::{Arbiter, Budget, Budgets, DeviceSpec, Policy};
+use gpulease_arbiter::{Arbiter, Budget, Budgets, DeviceSpec, OnOverdue, Pinning, Policy};
 use gpulease_words::{Bytes, DeviceId, Uid};
 
 use super::line::Line;
@@ -61,9 +61,20 @@ impl Setting {
             ("max-wait", &mut policy.max_wait),
             ("adrift-grace", &mut policy.adrift_grace),
             ("unattended-grace", &mut policy.unattended_grace),
+            ("min-residency", &mut policy.min_residency),
+            ("recall-deadline", &mut policy.recall_deadline),
+            ("drain-deadline", &mut policy.drain_deadline),
         ] {
             *span = line.span_after(key)?.unwrap_or(*span);
         }
+        for (key, bytes) in [
+            ("arena", &mut policy.arena),
+            ("headroom", &mut policy.headroom),
+            ("swap-rate", &mut policy.swap_bytes_per_second),
+        ] {
+            *bytes = line.size_after(key)?.unwrap_or(*bytes);
+        }
+        policy.pinned_max = line.size_after("pinned-max")?.or(policy.pinned_max);
         for (key, bound) in [
             ("sessions-per-user", &mut policy.sessions_per_uid),
             ("asks-per-user", &mut policy.asks_per_uid),
@@ -83,9 +94,18 @@ impl Setting {
         let person = self.person(&name);
         person.group = group;
         person.uid = uid.unwrap_or(person.uid);
-        let uid = person.uid;
-        self.budgets.users.insert(uid, budget(line)?);
+        let (uid, group) = (person.uid, person.group.clone());
+        let budget = budget(line)?;
+        if let Some(group) = group.filter(|_| !budget.guarantee.is_zero()) {
+            self.budgets.memberships.insert(uid, group);
+        }
+        self.budgets.users.insert(uid, budget);
         Ok(())
+    }
+
+    /// The budgets as they are said by now.
+    pub(super) fn budgets(&self) -> Budgets {
+        self.budgets.clone()
     }
 
     /// The user of that name, a new one where nobody spoke of him yet.
@@ -115,11 +135,15 @@ pub(super) enum Taken {
 }
 
 fn budget(line: &mut Line) -> Result<Budget, String> {
-    let weight = line.id_after("weight")?.unwrap_or(Budget::default().weight);
+    let usual = Budget::default();
+    let terminate = line.span_after("terminate-after")?;
     Ok(Budget {
         limit: line.size_after("limit")?,
-        weight,
+        weight: line.id_after("weight")?.unwrap_or(usual.weight),
         leases_max: line.id_after("leases")?,
-        ..Budget::default()
+        guarantee: line.size_after("guarantee")?.unwrap_or(usual.guarantee),
+        max_wait: line.span_after("max-wait")?,
+        pinning: if line.takes("not-suspendable") { Pinning::Pinned } else { usual.pinning },
+        on_overdue: terminate.map(|grace| OnOverdue::Terminate { grace }),
     })
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use gpulease_arbiter::{
-    Authority, DeviceWish, Event, Guard, Patience, Peer, Pinning, Place, RequestId, SegmentKind, Terms,
+    Authority, DeviceWish, Event, Guard, Idleness, Patience, Peer, Pinning, Place, RequestId, SegmentKind,
+    Terms,
 };
 use gpulease_words::{DeviceId, LeaseId, Pid, ProcessId, Uid};
 
@@ -53,6 +54,33 @@ pub(super) fn event(
         "abandon" => Event::Abandoned { request: RequestId(line.id("a request's number")?) },
         "free" => free(line, request)?,
         "recall" => recall(line, request)?,
+        "resume" => Event::Resume { request, session: line.id("a session")?, lease: line.id("a lease")? },
+        "pin" => Event::Pin { request, session: line.id("a session")?, lease: line.id("a lease")? },
+        _ => return journey(verb, line),
+    };
+    Ok(Some(event))
+}
+
+/// What the clients of leases that move say.
+fn journey(verb: &str, line: &mut Line) -> Result<Option<Event>, String> {
+    let event = match verb {
+        "drained" => Event::Drained { session: line.id("a session")?, lease: line.id("a lease")? },
+        "swapped-out" => {
+            let (session, lease) = (line.id("a session")?, line.id("a lease")?);
+            Event::SwappedOut { session, lease, segment: line.id("a segment")? }
+        }
+        "swap-failed" => {
+            let (session, lease) = (line.id("a session")?, line.id("a lease")?);
+            Event::SwapFailed { session, lease, why: line.word("why")? }
+        }
+        "restored" => {
+            let (session, lease) = (line.id("a session")?, line.id("a lease")?);
+            Event::Restored { session, lease, segment: line.id("a segment")? }
+        }
+        "idle" | "busy" => {
+            let idleness = if verb == "idle" { Idleness::Idle } else { Idleness::Busy };
+            Event::Idle { session: line.id("a session")?, lease: line.id("a lease")?, idleness }
+        }
         _ => return device(verb, line),
     };
     Ok(Some(event))

@@ -56,6 +56,7 @@ impl Stage {
             "status" => table::status(&self.snapshot(), &self.setting),
             "line" => table::line(&self.snapshot(), &self.setting),
             "accounts" => table::accounts(&self.snapshot(), &self.setting),
+            "set" => self.set(&mut line, text)?,
             "why" => self.why(&line.word("an ask or a lease")?)?,
             _ => self.event(&verb, &mut line, text)?,
         };
@@ -84,6 +85,26 @@ impl Stage {
             other => return Err(format!("devices are by-hand or prompt, not {other}")),
         };
         Ok(Vec::new())
+    }
+
+    /// `set user alice limit 4GiB`: one budget is another from now on.
+    fn set(&mut self, line: &mut Line, text: &str) -> Result<Vec<String>, String> {
+        let verb = line.word("host, group, user or job")?;
+        let before = self.setting.budgets();
+        if self.setting.take(&verb, line)? == Taken::NotMine || self.setting.budgets() == before {
+            return Err(format!("{verb} sets no budget"));
+        }
+        let budgets = self.setting.budgets();
+        let request = self.ask(text);
+        let said = self.handle(Event::SetBudgets { request, budgets });
+        Ok(self.tell(said, Some(request)))
+    }
+
+    fn ask(&mut self, text: &str) -> RequestId {
+        self.requests += 1;
+        let request = RequestId(self.requests);
+        self.asked.insert(request, text.to_owned());
+        request
     }
 
     fn arbiter(&mut self) -> &mut Arbiter {
@@ -130,7 +151,9 @@ impl Stage {
             return None;
         }
         match effect {
-            Effect::Create { segment, .. } => Some(Event::Created { segment: *segment }),
+            Effect::Create { segment, .. } | Effect::Restore { segment, .. } => {
+                Some(Event::Created { segment: *segment })
+            }
             Effect::Reclaim { segment, .. } => Some(Event::Freed { segment: *segment }),
             Effect::Opened { .. }
             | Effect::Denied { .. }
@@ -144,7 +167,6 @@ impl Stage {
             | Effect::Allocated { .. }
             | Effect::Notify { .. }
             | Effect::Overdue { .. }
-            | Effect::Restore { .. }
             | Effect::Forget { .. }
             | Effect::Signal { .. }
             | Effect::Occurred { .. }

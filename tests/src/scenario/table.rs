@@ -1,6 +1,6 @@
 //! The state as lines of text.
 
-use gpulease_arbiter::{AccountView, AskView, DeviceView, LeaseView, Snapshot};
+use gpulease_arbiter::{AccountView, AskView, DeviceView, LeaseView, Purpose, Snapshot};
 use gpulease_words::{AskId, Bytes, DeviceId, DurationText, LeaseId};
 
 use super::budget::Setting;
@@ -81,11 +81,14 @@ fn lease(view: &LeaseView, setting: &Setting) -> String {
         ("held", view.held),
         ("draining", view.draining),
         ("quarantined", view.quarantined),
+        ("in host memory", view.swapped),
     ]);
     let marks: String = [
         (view.overdue, ", overdue".to_owned()),
         (view.adrift, ", adrift".to_owned()),
         (view.pinned, ", pinned".to_owned()),
+        (view.guaranteed, ", guaranteed".to_owned()),
+        (view.idle, ", idle".to_owned()),
         (!view.suspects.is_empty(), format!(", suspects {}", numbers(view))),
     ]
     .into_iter()
@@ -117,13 +120,26 @@ fn waiting(at: usize, view: &AskView, snapshot: &Snapshot, setting: &Setting) ->
         true => format!("any {}", view.devices_wanted),
         false => devices(&view.devices),
     };
-    let growth = view.lease.map_or(String::new(), |lease| format!(" (growth of {lease})"));
-    let barrier = if view.barrier { ", a barrier" } else { "" };
+    let growth = view.lease.map_or(String::new(), |lease| match view.purpose {
+        Purpose::Lease | Purpose::Growth => format!(" (growth of {lease})"),
+        Purpose::Resume => format!(" (to have {lease} back)"),
+    });
+    let barrier = match (view.guaranteed, view.barrier) {
+        (true, _) => ", guaranteed",
+        (false, true) => ", a barrier",
+        (false, false) => "",
+    };
     let patience = view.deadline.map_or(String::new(), |deadline| {
         format!(", gives up in {}", DurationText(deadline.since(snapshot.at)))
     });
+    let latest = view
+        .at_latest
+        .map_or(String::new(), |at| format!("; at the latest in {}", DurationText(at.since(snapshot.at))));
+    let recalled: Vec<String> = view.recalled.iter().map(LeaseId::to_string).collect();
+    let recalled =
+        if recalled.is_empty() { String::new() } else { format!("; recalled: {}", recalled.join(", ")) };
     format!(
-        "{} {} of {}{growth} waits {} for {} on {wish}{barrier}{patience}; {}",
+        "{} {} of {}{growth} waits {} for {} on {wish}{barrier}{patience}; {}{recalled}{latest}",
         view.id,
         view.name,
         setting.name_of(view.uid),

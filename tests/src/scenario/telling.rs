@@ -37,7 +37,7 @@ pub(super) fn request(effect: &Effect) -> Option<RequestId> {
 
 /// Whether an effect is work that prompt devices do unseen.
 pub(super) fn is_device_work(effect: &Effect) -> bool {
-    matches!(effect, Effect::Create { .. } | Effect::Reclaim { .. })
+    matches!(effect, Effect::Create { .. } | Effect::Restore { .. } | Effect::Reclaim { .. })
 }
 
 /// What an effect says, with the figures of `snapshot`, which was made after it.
