@@ -8,8 +8,9 @@ use crate::accounts::{Node, NodeId, Resource};
 use crate::ledger::plus;
 use crate::line::ask::{Ask, Post, Right, Stage, Want, resources};
 use crate::line::gate::Standing;
+use crate::line::placement::pins;
 use crate::line::shape::Use;
-use crate::line::{pins, units};
+use crate::line::units;
 use crate::{Arbiter, Denial, Pinning};
 
 /// What is in an ask's way.

@@ -6,8 +6,9 @@ use crate::accounts::{Accounts, NodeId, Resource};
 use crate::ledger::{Ledger, plus};
 use crate::line::ask::{Ask, Post, Right, Seniority, Stage, Turn, resources};
 use crate::line::gate::Climb;
+use crate::line::placement::pins;
 use crate::line::shape::Use;
-use crate::line::{Line, pins, units};
+use crate::line::{Line, units};
 use crate::{DeviceWish, Pinning};
 
 /// A gate on the way up: an account's, or a store's.
