@@ -130,6 +130,8 @@ pub(crate) struct Standing {
     /// A line for each device, and what an operator should know of it.
     pub(crate) devices: Vec<String>,
     pub(crate) remarks: Vec<String>,
+    /// What is kept of the devices, and what that means.
+    pub(crate) hold: &'static str,
     pub(crate) desk: Desk,
     pub(crate) budgets: Budgets,
 }
@@ -160,6 +162,7 @@ pub(crate) async fn serve(
     let _claims: Vec<_> = opened.iter_mut().filter_map(devices::Opened::take_claim).collect();
     let mut place = Place::take(paths, rank)?;
     let devices = opened.iter().map(|opened| report::device(&opened.facts)).collect();
+    let hold = report::hold(opened.iter().map(|opened| &opened.facts));
     let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
     let (farewell, leaving) = watch::channel(());
     let House { driver, services, handoff, mut looked } = House::furnish(rules, opened, &place, leaving)?;
@@ -167,7 +170,14 @@ pub(crate) async fn serve(
     let driver = tokio::spawn(driver.run());
     looked.wait().await;
     let servers = Servers::start(&mut place, services, handoff, Guests::new(Bounds::within(open_files)))?;
-    ready(&Standing { socket: place.paths().jobs.clone(), devices, remarks, desk: desk.clone(), budgets });
+    ready(&Standing {
+        socket: place.paths().jobs.clone(),
+        devices,
+        remarks,
+        hold,
+        desk: desk.clone(),
+        budgets,
+    });
     until.await;
     tracing::info!("stopping; what jobs have mapped stays theirs");
     desk.tell(World::Stop);

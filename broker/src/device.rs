@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use gpulease_words::{Bytes, DeviceId, Pid, SegmentId};
 
@@ -116,6 +117,25 @@ pub trait Device: Send {
 
     /// This process was given the segment. An exporter keeps it alive for those, should the broker die.
     fn handed(&mut self, _segment: SegmentId, _process: Pid) {}
+
+    /// What a hold is to cover from now on; a device without one has nothing to do.
+    fn cover(&mut self, _cover: Cover) {}
+
+    /// Sees to its hold; says after which time it wants to do so again. `None`: there is no hold.
+    fn tend(&mut self) -> Option<Duration> {
+        None
+    }
+}
+
+/// What a hold is to cover, by the books.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cover {
+    /// What segments and the hold may take together: the capacity less contexts and what outsiders have of it.
+    pub room: Bytes,
+    /// What segments have and what is set aside for leases. For these bytes the hold goes into the headroom.
+    pub promised: Bytes,
+    /// Members' contexts that are charged and that the card does not show yet.
+    pub expected: Bytes,
 }
 
 /// What exists on a device by the broker's hand, readable from any thread: the device's owner writes, the witness reads.
@@ -133,6 +153,8 @@ struct Level {
 pub struct Made {
     /// Made and not proven free.
     pub bytes: Bytes,
+    /// Kept by the broker beside all segments; `None`: it keeps nothing.
+    pub hold: Option<Bytes>,
     /// Memory on its way back that the card counts as these processes' own use, so that nobody counts it twice.
     pub attributed: BTreeMap<Pid, Bytes>,
     /// Processes of the broker's own that hold memory for the device.
@@ -149,9 +171,20 @@ impl Gauge {
         (level.under_way == 0).then(|| level.made.clone())
     }
 
+    /// What the broker keeps beside all segments, perhaps in the middle of a change; `None`: it keeps nothing.
+    #[must_use]
+    pub fn hold(&self) -> Option<Bytes> {
+        self.level().made.hold
+    }
+
     /// Sets the bytes. Called by the device alone: before memory is made and after it is proven free.
     pub fn set(&self, bytes: Bytes) {
         self.change(|made| made.bytes = bytes);
+    }
+
+    /// Sets what the broker keeps beside all segments. Called by the device alone.
+    pub fn set_hold(&self, bytes: Bytes) {
+        self.change(|made| made.hold = Some(bytes));
     }
 
     /// Sets what the card counts as processes' own use. Called by the device alone.
@@ -217,6 +250,8 @@ pub enum Order {
     },
     /// A process was given the segment.
     Handed(SegmentId, Pid),
+    /// What the hold is to cover.
+    Cover(Cover),
     /// Take a segment back and prove it.
     Reclaim(SegmentId),
 }
@@ -241,6 +276,8 @@ pub enum Done {
     Freed(SegmentId),
     /// They are not, after a time in which they should be; who is suspected.
     Unproven(SegmentId, Vec<Pid>),
+    /// Its hold has another size, which the gauge shows.
+    Kept,
     /// The device is lost, and why: nothing more is made on it, and nothing that exists can be proven free.
     Lost(String),
 }

@@ -9,6 +9,7 @@ mod answers;
 mod chronicle;
 mod clock;
 mod command;
+mod covers;
 mod desk;
 mod news;
 mod publication;
@@ -43,6 +44,7 @@ use crate::users::Names;
 use crate::witness::{Roster, Witness};
 use clock::Clock;
 use command::{Body, Command};
+use covers::Covers;
 use publication::Publication;
 use requests::{AskKey, Pending, Requests};
 use segments::Segments;
@@ -105,6 +107,7 @@ pub(crate) struct Driver {
     witness: Option<Witness>,
     arena: Option<Arena>,
     publication: Publication,
+    covers: Covers,
     mode: Mode,
 }
 
@@ -130,7 +133,7 @@ impl Driver {
         let specs: Vec<_> = parts.devices.iter().map(|(facts, _)| spec(facts)).collect();
         let arbiter = Arbiter::new(parts.policy, parts.budgets, &specs);
         let (facts, threads): (Vec<_>, Vec<_>) = parts.devices.into_iter().unzip();
-        let clock = Clock::start();
+        let (clock, covers) = (Clock::start(), Covers::of(&facts));
         let publication = Publication::new(View::new(arbiter.snapshot(Time::START), facts.clone()));
         let (sender, commands) = mpsc::channel(COMMANDS_QUEUED);
         let desk = Desk::new(sender, departures.clone(), publication.views());
@@ -159,6 +162,7 @@ impl Driver {
             witness: parts.witness,
             arena: parts.arena,
             publication,
+            covers,
             mode: Mode::Serving,
         };
         (driver, desk)
@@ -183,6 +187,7 @@ impl Driver {
             }
             // Whatever came: a flood of commands must not keep a deadline from passing.
             self.wake();
+            self.tell_covers();
             self.publish();
         }
     }

@@ -40,7 +40,7 @@ pub mod witness;
 
 pub use daemon::{Daemon, Running, StartError};
 pub use device::choice::DeviceChoice;
-pub use settings::{Accounts, BadSetting, Log, LogFormat, Settings};
+pub use settings::{Accounts, BadSetting, HEADROOM, Hold, Log, LogFormat, Settings};
 pub use sockets::Unplaced;
 
 /// Runs the daemon as `gpuleased` does; the command line of the process is its input.

@@ -10,7 +10,7 @@ pub(crate) mod run_time;
 use std::path::PathBuf;
 
 use gpulease_arbiter::Policy;
-use gpulease_words::Size;
+use gpulease_words::{Bytes, Size, mib};
 
 pub(crate) use account::Account;
 pub use accounts::Accounts;
@@ -41,10 +41,29 @@ pub struct Settings {
     pub policy: Policy,
     /// Budgets.
     pub accounts: Accounts,
+    /// What the broker keeps of a GPU so that nobody allocates around it.
+    pub hold: Hold,
+    /// With a hold, what of each GPU is neither leased nor kept, for contexts and libraries of programs without a lease; a
+    /// share is of the GPU. `None`: [`HEADROOM`].
+    pub headroom: Option<Size>,
     /// The program that helper processes of GPUs are started from; its `main` has to begin with [`crate::exporter::maybe_run`].
     pub helpers: Program,
     /// How it logs; a daemon inside another program uses that program's log.
     pub log: Log,
+}
+
+/// The usual headroom of a GPU: one context with common libraries.
+pub const HEADROOM: Bytes = mib(640);
+
+/// What the broker keeps of GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hold {
+    /// Only what is leased: against programs without a lease it is advisory.
+    #[default]
+    None,
+    /// All that is not leased too, less the headroom.
+    All,
 }
 
 /// How the daemon logs.
@@ -83,6 +102,8 @@ impl Settings {
             ("arena", self.arena != other.arena),
             ("pinned_max", self.pinned_max != other.pinned_max),
             ("bounds or graces", self.policy != other.policy),
+            ("hold", self.hold != other.hold),
+            ("headroom", self.headroom != other.headroom),
             ("log", self.log != other.log),
         ];
         pairs.into_iter().filter(|(_, differ)| *differ).map(|(name, _)| name).collect()
@@ -99,6 +120,10 @@ impl Settings {
         };
         let (policy, accounts) = (file.policy()?, file.accounts()?);
         let socket = arguments.socket.clone().or(file.socket);
+        let hold = arguments.hold.or(file.hold).unwrap_or_default();
+        if (hold, file.headroom.is_some()) == (Hold::None, true) {
+            return Err(BadSetting("headroom is what a hold leaves free; write hold = \"all\" too".into()));
+        }
         Ok(Self {
             socket: socket.clone(),
             devices: if arguments.devices.is_empty() { file.devices } else { arguments.devices.clone() },
@@ -112,6 +137,8 @@ impl Settings {
             pinned_max: file.pinned_max,
             policy,
             accounts,
+            hold,
+            headroom: file.headroom,
             helpers: Program::default(),
             log: Log {
                 level: arguments.log.clone().or(file.log.level),

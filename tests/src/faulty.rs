@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use gpulease_broker::device::{Description, Device, Gauge, HandleKind, Handover, Proof};
+use gpulease_broker::device::{Cover, Description, Device, Gauge, HandleKind, Handover, Proof};
 use gpulease_words::{Bytes, Pid, SegmentId};
 
 /// How a [`Faulty`] device refuses; callers may try again.
@@ -66,5 +67,13 @@ impl<D: Device> Device for Faulty<D> {
 
     fn handed(&mut self, segment: SegmentId, process: Pid) {
         self.inner.handed(segment, process);
+    }
+
+    fn cover(&mut self, cover: Cover) {
+        self.inner.cover(cover);
+    }
+
+    fn tend(&mut self) -> Option<Duration> {
+        self.inner.tend()
     }
 }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use brokered::Hold;
 use gpulease_cuda::{Context, Driver};
 use gpulease_words::{Bytes, gib, mib};
 
@@ -69,7 +70,7 @@ fn run() -> anyhow::Result<()> {
         "size", "brokered", "bare calls", "cuMemAlloc", "x bare", "x alloc"
     );
     for (bytes, rounds) in &sizes {
-        let row = runtime.block_on(brokered::rounds(&context, *bytes, *rounds))?;
+        let row = runtime.block_on(brokered::rounds(&context, *bytes, *rounds, Hold::None))?;
         println!(
             "{:>8} {:>12} {:>12} {:>12} {:>12.2} {:>12.2}",
             bytes,
@@ -79,6 +80,14 @@ fn run() -> anyhow::Result<()> {
             ratio(row.brokered, row.bare),
             ratio(row.brokered, row.plain)
         );
+    }
+
+    println!("\nthe same with a broker that holds what is not leased, medians");
+    println!("{:>8} {:>12} {:>12} {:>12}", "size", "brokered", "bare calls", "cuMemAlloc");
+    for (bytes, rounds) in sizes.iter().filter(|(bytes, _)| *bytes <= gib(16)) {
+        let row = runtime.block_on(brokered::rounds(&context, *bytes, *rounds, Hold::All))?;
+        let [held, bare, plain] = [row.brokered, row.bare, row.plain].map(micros);
+        println!("{bytes:>8} {held:>12} {bare:>12} {plain:>12}");
     }
 
     println!("\nSIGKILL of the holder to memory that another can have, medians");

@@ -5,6 +5,7 @@
 
 pub(crate) mod bench;
 mod gpu_only;
+mod held;
 mod suite;
 
 use gpulease_tests::apart;
@@ -34,6 +35,12 @@ fn the_stand_in_conforms_when_it_fails() {
 }
 
 #[test]
+fn the_stand_in_conforms_with_a_hold() {
+    apart::run("conformance::the_suite_on_a_holding_gpu", &Gpu::Standin(Standin::new()));
+    apart::run("conformance::the_suite_on_a_faulty_holding_gpu", &Gpu::Standin(Standin::new()));
+}
+
+#[test]
 fn a_real_gpu_conforms() {
     if let Err(why) = Gpu::real_or_why() {
         println!("skipped on a real GPU: conformance: {why}");
@@ -42,6 +49,7 @@ fn a_real_gpu_conforms() {
     let gpu = Gpu::Real(Turn::wait());
     apart::run("conformance::the_suite_on_a_gpu", &gpu);
     apart::run("conformance::the_suite_on_a_faulty_gpu", &gpu);
+    apart::run("conformance::the_suite_on_a_holding_gpu", &gpu);
 }
 
 #[test]
@@ -66,4 +74,16 @@ fn the_suite_on_a_gpu() {
 #[ignore = "runs in a process of its own"]
 fn the_suite_on_a_faulty_gpu() {
     suite::run(&Bench::gpu(Temper::Faulty));
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn the_suite_on_a_holding_gpu() {
+    suite::run(&Bench::holding_gpu(Temper::Sound));
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn the_suite_on_a_faulty_holding_gpu() {
+    suite::run(&Bench::holding_gpu(Temper::Faulty));
 }

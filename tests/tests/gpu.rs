@@ -47,6 +47,13 @@ impl Scene {
         Daemon::start_command(command)
     }
 
+    /// One that leases all of the card but the headroom and keeps what is not leased.
+    fn holding_daemon(&self) -> Daemon {
+        let mut command = std::process::Command::new(gpulease_tests::programs::gpuleased());
+        command.args(["--device", "cuda:0", "--hold", "all"]).envs(self.stage.environment());
+        Daemon::start_command(command)
+    }
+
     /// What is used beyond what was before; none where others let go meanwhile.
     fn used_more(&self) -> Bytes {
         used(&self.watcher).saturating_sub(self.used_before)
@@ -204,6 +211,141 @@ fn a_strangers_plain_allocation_shows_with_its_user_within_a_second() {
         job.must("release a");
         job.kill();
         ledger.wait_for_all_free();
+        daemon.stop();
+    }
+}
+
+/// The hold as the state shows it.
+fn wait_for_hold(ledger: &Ledger, what: &str, wanted: impl Fn(Bytes, &v1::DeviceMemory) -> bool) -> Bytes {
+    ledger.wait(what, |state| {
+        let books = memory(state);
+        books.hold_bytes.map(Bytes::new).filter(|held| wanted(*held, &books))
+    })
+}
+
+/// All that is free or set aside by the books, but for what the card's own figure trembles by.
+fn is_whole(held: Bytes, books: &v1::DeviceMemory) -> bool {
+    let wanted = Bytes::new(books.free_bytes + books.set_aside_bytes).saturating_sub(mib(32));
+    held >= wanted
+}
+
+#[test]
+fn with_a_hold_nobody_allocates_around_the_broker() {
+    for scene in Scene::all("a hold") {
+        let start = Instant::now();
+        let daemon = scene.holding_daemon();
+        let ledger = Ledger::of(&daemon);
+        let held = wait_for_hold(&ledger, "the hold is whole", is_whole);
+        println!("{held} are held {:.1?} after the start", start.elapsed());
+        let stranger = scene.stranger();
+        stranger.must("context 0");
+        let why = stranger.ask("alloc big 0 1GiB").expect_err("it is held");
+        assert!(why.contains("OUT_OF_MEMORY"), "{why}");
+        stranger.kill();
+        // A job gets what it was promised, its context too, and it is held again afterwards.
+        let job = scene.stage.member(&daemon);
+        for command in [
+            "connect",
+            "acquire a 4GiB",
+            "take s a 3GiB",
+            "take t a 1GiB",
+            "zero t a",
+            "fill t a 3",
+            "check t a 3",
+        ] {
+            job.must(command);
+        }
+        for command in ["free s", "free t", "release a"] {
+            job.must(command);
+        }
+        job.kill();
+        ledger.wait_for_all_free();
+        wait_for_hold(&ledger, "the hold is whole again", |now, books| {
+            now >= held.saturating_sub(mib(32)) && is_whole(now, books)
+        });
+        daemon.stop();
+        let more = scene.used_more();
+        assert!(more <= mib(8), "stopping gives all back, and {more} are used");
+    }
+}
+
+#[test]
+fn a_holding_broker_that_starts_and_stops_on_a_card_in_use_harms_nobody() {
+    for scene in Scene::all("a hold on a card in use") {
+        let other = scene.stranger();
+        other.must("context 0");
+        other.must("alloc mine 0 6GiB");
+        other.must("fill mine 0 0B 77 64MiB");
+        let daemon = scene.holding_daemon();
+        let ledger = Ledger::of(&daemon);
+        let held = wait_for_hold(&ledger, "the hold is there", |held, _| !held.is_zero());
+        other.must("alloc little 0 256MiB");
+        other.must("free little");
+        assert_eq!(other.must("read mine 0 0B 64MiB"), "77");
+        other.must("free mine");
+        let grown = wait_for_hold(&ledger, "the hold grows", |now, _| now >= held.saturating_add(gib(5)));
+        println!("{held} were held beside a stranger's 6 GiB, and {grown} without");
+        daemon.stop();
+        other.must("alloc mine 0 6GiB");
+    }
+}
+
+/// Jobs come and go, and an outsider takes whatever he can get.
+#[test]
+fn a_storm_of_jobs_leaves_an_outsider_the_headroom() {
+    const HEADROOM: Bytes = gpulease_broker::HEADROOM;
+    for scene in Scene::all("a storm with a hold") {
+        let daemon = scene.holding_daemon();
+        let ledger = Ledger::of(&daemon);
+        wait_for_hold(&ledger, "the hold is whole", is_whole);
+        let jobs: Vec<Member> = (0..3).map(|_| scene.stage.member(&daemon)).collect();
+        jobs.iter().for_each(|job| drop(job.must("connect")));
+        for command in ["acquire start 64MiB", "take first start 2MiB"] {
+            jobs.iter().for_each(|job| drop(job.must(command)));
+        }
+        // Until their contexts are there an outsider can take the room that the hold made for them.
+        ledger.wait("the contexts are seen", |state| {
+            let mut members = state.leases.iter().flat_map(|lease| &lease.members);
+            members.all(|member| member.overhead_measured).then_some(())
+        });
+        wait_for_hold(&ledger, "the hold is whole beside them", is_whole);
+        let outsider = scene.stranger();
+        outsider.must("context 0");
+        let done = AtomicBool::new(false);
+        let gain = thread::scope(|scope| {
+            let grabbing = scope.spawn(|| {
+                let (mut gain, mut number) = (Bytes::ZERO, 0);
+                while !done.load(Ordering::SeqCst) {
+                    let bytes = if number % 2 == 0 { mib(64) } else { mib(2) };
+                    number += 1;
+                    if outsider.ask(&format!("alloc n{number} 0 {}B", bytes.get())).is_ok() {
+                        gain = gain.saturating_add(bytes);
+                    }
+                }
+                gain
+            });
+            for (seed, job) in jobs.iter().enumerate() {
+                job.begin(&format!("compete 6 {} 512MiB", seed + 1));
+            }
+            for (seed, job) in jobs.iter().enumerate() {
+                // An allocation within a reserve that fails would end it.
+                let said = job.answer().unwrap_or_else(|error| panic!("competitor {seed}: {error}"));
+                assert!(Facts::of(&said).number("grants") > 0, "competitor {seed} got nothing: {said}");
+            }
+            done.store(true, Ordering::SeqCst);
+            grabbing.join().expect("the outsider lives")
+        });
+        // Each job's bytes on their way, and contexts that were charged and turned out smaller.
+        let most = HEADROOM.saturating_add(mib(3 * 512)).saturating_add(mib(3 * 128));
+        println!("an outsider got {gain} beside a headroom of {HEADROOM}");
+        assert!(gain <= most, "{gain}");
+        let seen =
+            ledger.wait("the outsider shows", |state| state.devices.first()?.strangers.first().cloned());
+        assert_eq!(seen.pid, outsider.pid());
+        outsider.kill();
+        drop(jobs);
+        ledger.wait_for_all_free();
+        wait_for_hold(&ledger, "the hold is whole again", is_whole);
         daemon.stop();
     }
 }

@@ -176,6 +176,12 @@ impl Arbiter {
         self.generation
     }
 
+    /// The books of all devices.
+    #[must_use]
+    pub fn books(&self) -> Vec<crate::DeviceView> {
+        self.ledger.views()
+    }
+
     /// The lease a segment is in.
     #[must_use]
     pub fn lease_of(&self, segment: SegmentId) -> Option<LeaseId> {

@@ -12,8 +12,8 @@ use crate::device::host::HostDevice;
 use crate::device::thread::OwnerThread;
 use crate::device::{Device, Kind};
 use crate::driver::{DeviceFacts, World};
-use crate::exporter::{Program, Scrubbing};
-use crate::settings::{BadSetting, Settings};
+use crate::exporter::Scrubbing;
+use crate::settings::{BadSetting, HEADROOM, Hold, Settings};
 use crate::witness::Watched;
 
 /// A device that can be served.
@@ -56,8 +56,7 @@ pub(super) fn open(settings: &Settings, open_files: u64) -> Result<Vec<Opened>, 
     let chosen = chosen(&settings.devices)?;
     let raw = std::thread::scope(|scope| {
         // Several GPUs at once: each takes most of a second.
-        let each =
-            |(place, choice)| scope.spawn(move || Raw::open(place, choice, &settings.helpers, open_files));
+        let each = |(place, choice)| scope.spawn(move || Raw::open(place, choice, settings, open_files));
         let opening: Vec<_> = chosen.iter().enumerate().map(each).collect();
         let joined =
             opening.into_iter().map(|thread| thread.join().expect("opening a device does not panic"));
@@ -102,13 +101,15 @@ struct Raw {
     device: Box<dyn Device>,
     remarks: Vec<String>,
     claim: Option<Claim>,
+    /// Never leased.
+    headroom: Bytes,
 }
 
 impl Raw {
     fn open(
         place: usize,
         choice: &DeviceChoice,
-        helpers: &Program,
+        settings: &Settings,
         open_files: u64,
     ) -> Result<Self, StartError> {
         match choice {
@@ -117,10 +118,11 @@ impl Raw {
                 // Before anything is done on a card that another broker may have.
                 let uuid = choice.uuid().map_err(StartError::Device)?;
                 let claim = Claim::take(&uuid).map_err(|taken| StartError::Device(taken.to_string()))?;
-                let device =
-                    CudaDevice::open(choice, helpers.clone(), Canary::Run).map_err(StartError::Device)?;
+                let device = CudaDevice::open(choice, settings.helpers.clone(), Canary::Run)
+                    .map_err(StartError::Device)?;
                 let remarks = remarks(&device);
-                Ok(Self { device: Box::new(device), remarks, claim: Some(claim) })
+                let (device, headroom) = held(device, settings)?;
+                Ok(Self { device: Box::new(device), remarks, claim: Some(claim), headroom })
             }
             DeviceChoice::Host(bytes) => {
                 let present = host_total();
@@ -134,6 +136,7 @@ impl Raw {
                     device: Box::new(HostDevice::new(index, *bytes, segments_max)),
                     remarks: Vec::new(),
                     claim: None,
+                    headroom: Bytes::ZERO,
                 })
             }
         }
@@ -141,16 +144,31 @@ impl Raw {
 
     fn admit(self, id: DeviceId, capacity: Option<Size>) -> Result<Opened, StartError> {
         let description = self.device.description();
-        let total = description.total;
-        let capacity = capacity.map_or(total, |size| size.of(total)).round_down();
-        if capacity.is_zero() || capacity > total {
+        let (total, headroom) = (description.total, self.headroom);
+        let most = total.saturating_sub(headroom);
+        let capacity = capacity.map_or(most, |size| size.of(most)).round_down();
+        if capacity.is_zero() || capacity > most {
+            let beside =
+                if headroom.is_zero() { String::new() } else { format!(" less the headroom of {headroom}") };
             let why = format!(
-                "the capacity of device {id} would be {capacity} of its {total}; give at least 2 MiB and at most all of it"
+                "the capacity of device {id} would be {capacity} of its {total}{beside}; give at least 2 MiB and at most all of it"
             );
             return Err(BadSetting(why).into());
         }
         let facts = DeviceFacts::new(id, &*self.device, capacity);
         Ok(Opened { facts, device: self.device, remarks: self.remarks, claim: self.claim })
+    }
+}
+
+/// With a hold where that is set, and how much then is never leased.
+fn held(device: CudaDevice, settings: &Settings) -> Result<(CudaDevice, Bytes), StartError> {
+    match settings.hold {
+        Hold::None => Ok((device, Bytes::ZERO)),
+        Hold::All => {
+            let total = device.description().total;
+            let headroom = settings.headroom.map_or(HEADROOM, |size| size.of(total)).round_down();
+            Ok((device.with_hold(headroom).map_err(StartError::Device)?, headroom))
+        }
     }
 }
 

@@ -127,7 +127,7 @@ impl Reload {
 fn announce(standing: &Standing) {
     standing.devices.iter().for_each(|device| tracing::info!("{device}"));
     standing.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
-    tracing::info!(socket = %standing.socket.display(), hold = "none", "ready; advisory against processes without a lease");
+    tracing::info!(socket = %standing.socket.display(), "ready; hold: {}", standing.hold);
     notify(&[NotifyState::Ready]);
     if let Some(period) = sd_notify::watchdog_enabled() {
         tokio::spawn(pat_watchdog(standing.desk.clone(), period / 2));

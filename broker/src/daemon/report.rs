@@ -15,6 +15,15 @@ pub(super) fn device(facts: &DeviceFacts) -> String {
     )
 }
 
+/// What is kept of these devices, and what that means.
+pub(super) fn hold<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> &'static str {
+    if facts.into_iter().any(|facts| facts.gauge.hold().is_some()) {
+        "all; what is not leased is kept from processes without a lease"
+    } else {
+        "none; against processes without a lease the broker is advisory"
+    }
+}
+
 /// Says what serving would do, and changes nothing.
 ///
 /// # Errors
@@ -33,6 +42,6 @@ pub(super) fn check(settings: &Settings) -> Result<(), StartError> {
         println!("arena: {} of host memory for suspended leases", rules.policy.arena);
     }
     println!("sockets: {}, {} and {}", paths.jobs.display(), paths.handoff.display(), paths.admin.display());
-    println!("hold: none; against processes without a lease the broker is advisory");
+    println!("hold: {}", hold(opened.iter().map(|opened| &opened.facts)));
     Ok(())
 }

@@ -15,6 +15,8 @@ mod choice;
 mod chunks;
 mod exported;
 mod floor;
+mod held;
+mod hold;
 
 pub use choice::{Choice, ParseChoiceError, visible};
 pub(crate) use choice::{numbered, refuse_mig};
@@ -28,8 +30,9 @@ use gpulease_cuda::Allocation;
 use gpulease_words::{Bytes, Pid, SegmentId};
 
 use self::balance::{Balance, Standing};
+use self::hold::{Hold, Piece};
 use super::holders::{Identity, Search};
-use super::{Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
+use super::{CHUNKS_MAX, Cover, Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
 use crate::exporter::{Exporter, Program, Scrubbing, check_scrubbing};
 use crate::witness::{Card, Cards, Reading};
 
@@ -65,6 +68,10 @@ pub struct CudaDevice {
     balance: Option<Balance>,
     read_at: Instant,
     gauge: Arc<Gauge>,
+    /// What of the card may be used at all.
+    usable: Bytes,
+    /// What is not leased, where it is kept.
+    hold: Option<Hold>,
 }
 
 #[derive(Debug)]
@@ -140,6 +147,8 @@ impl CudaDevice {
             balance,
             read_at,
             gauge,
+            usable,
+            hold: None,
         })
     }
 
@@ -172,9 +181,17 @@ impl CudaDevice {
     fn create_chunks(&mut self, segment: SegmentId, bytes: Bytes) -> Result<Handover, String> {
         let gauge = Arc::clone(&self.gauge);
         let _changing = gauge.changing();
-        let made = chunks::create(self.card, bytes, || self.may_be_in_pieces(bytes));
-        let chunks = made.map_err(|why| self.not_made(bytes, &why))?;
-        let descriptors = chunks::export(&chunks).map_err(|why| self.not_made(bytes, &why))?;
+        let mut pieces = self.pieces(bytes).map_err(|why| self.not_made(bytes, &why))?;
+        let descriptors = pieces.iter_mut().map(Piece::export).collect::<Result<Vec<_>, _>>();
+        let chunks = pieces.into_iter().map(Piece::into_memory).collect();
+        let descriptors = match descriptors {
+            Ok(descriptors) => descriptors,
+            Err(why) => {
+                chunks::release(chunks);
+                self.settle();
+                return Err(self.not_made(bytes, &why));
+            }
+        };
         let identity = descriptors.first().and_then(|(fd, _)| Identity::of(fd.as_fd()));
         self.handled = self.handled.saturating_add(bytes);
         self.add(segment, bytes, Memory::Chunks(chunks, identity));
@@ -210,7 +227,8 @@ impl CudaDevice {
     fn standing(&mut self) -> Option<Standing> {
         self.read_at = Instant::now();
         let reading = self.nvml.as_ref().ok()?.read_steady().ok()??;
-        Some(Standing::new(&reading, self.handled))
+        let held = self.hold.as_ref().map(Hold::bytes).unwrap_or_default();
+        Some(Standing::new(&reading, self.handled.saturating_add(held)))
     }
 
     /// Reads the card anew and books what it shows.
@@ -221,9 +239,10 @@ impl CudaDevice {
         self.gauge.set_attributed(balance.attributed());
     }
 
-    fn released(&mut self, id: SegmentId, bytes: Bytes, before: Option<Standing>) {
+    /// Handles of pieces of a segment were given up.
+    fn released(&mut self, id: SegmentId, pieces: &[Bytes], before: Option<Standing>) {
         if let Some(balance) = &mut self.balance {
-            balance.released(id, bytes, before);
+            pieces.iter().for_each(|bytes| balance.released(id, *bytes, before.clone()));
         }
         self.look();
     }
@@ -235,7 +254,7 @@ impl CudaDevice {
             (segment.bytes, segment.since.map(|since| since.elapsed()).unwrap_or_default())
         };
         if self.balance.is_none() {
-            return chunks::create(self.card, bytes, || true).is_ok();
+            return chunks::create(self.card, bytes, CHUNKS_MAX, || true).is_ok();
         }
         if self.read_at.elapsed() >= (age / REREAD_SHARE).min(REREAD_AFTER_MAX) {
             self.look();
@@ -300,9 +319,11 @@ impl Device for CudaDevice {
         match std::mem::replace(&mut segment.memory, Memory::Released(None)) {
             Memory::Chunks(chunks, identity) => {
                 segment.memory = Memory::Released(identity);
+                let (free, pieces) = (self.free(), chunks.iter().map(Allocation::bytes).collect::<Vec<_>>());
                 chunks::release(chunks);
                 self.handled = self.handled.checked_sub(bytes).expect("it was handled");
-                self.released(id, bytes, before);
+                self.make_anew(bytes, free);
+                self.released(id, &pieces, before);
             }
             Memory::Exported(exporter) => self.order_free(id, exporter, before),
             Memory::Ordered(..) | Memory::Released(_) => unreachable!("it was not taken back before"),
@@ -316,8 +337,10 @@ impl Device for CudaDevice {
         assert!(segment.since.is_some(), "segment {id} is proven before it is taken back");
         if self.is_given_up(id) && self.is_back(id) {
             self.forget(id);
+            self.settle();
             return Proof::Freed;
         }
+        self.yield_what_is_not_back();
         self.outstanding(id)
     }
 
@@ -327,5 +350,15 @@ impl Device for CudaDevice {
 
     fn handed(&mut self, segment: SegmentId, process: Pid) {
         self.consumer(segment, process);
+    }
+
+    fn cover(&mut self, cover: Cover) {
+        if let Some(hold) = &mut self.hold {
+            hold.cover(Instant::now(), cover);
+        }
+    }
+
+    fn tend(&mut self) -> Option<Duration> {
+        self.tend_hold()
     }
 }

@@ -36,7 +36,8 @@ impl OwnerThread {
     ) -> std::io::Result<Self> {
         let (orders, inbox) = channel();
         let report = Box::new(move |done| report(Completion { device: id, done }));
-        let owner = Owner { device: Health::Sound(device), pending: BTreeMap::new(), report };
+        let (pending, tend, kept) = (BTreeMap::new(), None, None);
+        let owner = Owner { device: Health::Sound(device), pending, tend, kept, report };
         let thread =
             std::thread::Builder::new().name(format!("device-{id}")).spawn(move || owner.run(&inbox))?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
@@ -79,6 +80,10 @@ enum Stage {
 struct Owner {
     device: Health,
     pending: BTreeMap<SegmentId, Pending>,
+    /// When the device is to see to its hold.
+    tend: Option<Instant>,
+    /// What its hold had when that was last reported.
+    kept: Option<Bytes>,
     report: Box<dyn Fn(Done) + Send>,
 }
 
@@ -91,11 +96,24 @@ impl Owner {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             self.look_after_due();
+            if self.tend.is_some_and(|due| due <= Instant::now()) {
+                self.tend();
+            }
+        }
+    }
+
+    fn tend(&mut self) {
+        let again = self.call(|device| device.tend()).flatten();
+        self.tend = again.map(|span| Instant::now() + span);
+        let kept = self.call(|device| device.gauge().hold()).flatten();
+        if kept != self.kept {
+            self.kept = kept;
+            (self.report)(Done::Kept);
         }
     }
 
     fn next_order(&self, inbox: &Receiver<Order>) -> Result<Order, RecvTimeoutError> {
-        match self.pending.values().map(|pending| pending.due).min() {
+        match self.pending.values().map(|pending| pending.due).chain(self.tend).min() {
             Some(due) => inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         }
@@ -105,6 +123,10 @@ impl Owner {
         match order {
             Order::Create { segment, bytes, kind } => self.create(segment, bytes, kind),
             Order::Handed(segment, process) => drop(self.call(|device| device.handed(segment, process))),
+            Order::Cover(cover) => {
+                self.call(|device| device.cover(cover));
+                self.tend();
+            }
             Order::Reclaim(segment) => {
                 self.call(|device| device.reclaim(segment));
                 self.look(segment, FIRST_LOOK);

@@ -47,6 +47,7 @@ impl Driver {
                 self.step(Event::Created { segment });
             }
             Done::CreateFailed(segment, why) => self.step(Event::CreateFailed { segment, why }),
+            Done::Kept => self.publication.mark_stale(),
             Done::Freed(segment) => self.step(Event::Freed { segment }),
             Done::Unproven(segment, suspects) => self.step(Event::Unproven { segment, suspects }),
             Done::Lost(why) => {

@@ -69,10 +69,15 @@ fn broker(view: &View, now: Time, about: &About) -> v1::BrokerStatus {
         pid: std::process::id(),
         uptime_ms: millis(now.since_start()),
         socket: about.socket.display().to_string(),
-        hold: "none".to_owned(),
+        hold: hold(view).to_owned(),
         helpers: helpers.collect(),
         arena: about.arena.as_ref().map(|gauge| arena(&view.snapshot.arena, &gauge.read())),
     }
+}
+
+fn hold(view: &View) -> &'static str {
+    let is_held = |facts: &DeviceFacts| facts.gauge.hold().is_some();
+    if view.devices.iter().any(is_held) { "all" } else { "none" }
 }
 
 fn arena(book: &ArenaView, level: &Level) -> v1::ArenaStatus {
@@ -101,6 +106,7 @@ fn device(book: &DeviceView, facts: &DeviceFacts, names: &Names) -> v1::DeviceSt
         unbacked_bytes: book.unbacked.get(),
         peak_charged_bytes: book.peak_charged.get(),
         device_used_bytes: facts.used().map(Bytes::get),
+        hold_bytes: facts.gauge.hold().map(Bytes::get),
     };
     let strangers = facts.strangers.as_deref().unwrap_or_default();
     v1::DeviceStatus {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use gpulease_words::Size;
 
-use super::LogFormat;
+use super::{Hold, LogFormat};
 use crate::device::choice::DeviceChoice;
 use crate::sockets::Rank;
 
@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Host memory for the contents of leases that are suspended while others use their devices: 64GiB, or 50% of the host's; else none, and nothing is suspended
     #[arg(long, value_name = "SIZE|PERCENT", env = "GPULEASED_ARENA")]
     pub(crate) arena: Option<Size>,
+    /// Whether what is not leased of a GPU is kept, so that nobody allocates around the broker
+    #[arg(long, value_name = "WHAT", env = "GPULEASED_HOLD", value_enum)]
+    pub(crate) hold: Option<Hold>,
     /// The job socket; the others are made beside it
     #[arg(long, value_name = "PATH", env = "GPULEASE_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
@@ -105,7 +108,7 @@ mod tests {
             &["gpuleased", "--device", "gpu"] as &[_],
             &["gpuleased", "--capacity", "8"],
             &["gpuleased", "--log-format", "xml"],
-            &["gpuleased", "--hold", "all"],
+            &["gpuleased", "--hold", "some"],
             &["gpuleased", "extra"],
         ] {
             let error = Arguments::try_parse_from(bad).expect_err("nonsense");

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::accounts::Accounts;
 use super::budget::{GroupTable, Table};
-use super::{BadSetting, LogFormat};
+use super::{BadSetting, Hold, LogFormat};
 use crate::device::choice::DeviceChoice;
 
 /// What a file may say. An unknown key is an error, since a misspelt limit would be none.
@@ -28,6 +28,9 @@ pub(super) struct File {
     pub(super) capacity: Option<Size>,
     #[serde(deserialize_with = "text")]
     pub(super) arena: Option<Size>,
+    pub(super) hold: Option<Hold>,
+    #[serde(deserialize_with = "text")]
+    pub(super) headroom: Option<Size>,
     #[serde(deserialize_with = "text")]
     pub(super) pinned_max: Option<Size>,
     pub(super) log: LogTable,

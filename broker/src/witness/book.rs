@@ -1,7 +1,7 @@
 //! The arithmetic: from what a card says to what the arbiter books.
 //!
 //! ```text
-//! used = broker-made + members' overhead + outside
+//! used = broker-made + the hold + members' overhead + outside
 //! overhead of a member = its listed use - what is attributed to it + its context's unlisted part
 //! off-book = max(0, outside - (usable - capacity))
 //! ```
@@ -51,7 +51,8 @@ pub(super) fn account(
         processes.iter().map(own_use).partition(|process| members.contains_key(&process.pid));
 
     let listed: Bytes = of_members.iter().map(|process| process.bytes).sum();
-    let unnamed = reading.used.saturating_sub(made.bytes).saturating_sub(listed);
+    let ours = made.bytes.saturating_add(made.hold.unwrap_or_default());
+    let unnamed = reading.used.saturating_sub(ours).saturating_sub(listed);
     let part = unlisted_part(unnamed, of_members.len());
     let outside = unnamed.saturating_sub(part.checked_mul(of_members.len() as u64)?);
     let strangers: Vec<ProcessUse> =

@@ -68,7 +68,7 @@ impl Card {
     ///
     /// # Errors
     /// A sentence where it does not say.
-    pub(super) fn used(&self) -> Result<Bytes, String> {
+    pub(crate) fn used(&self) -> Result<Bytes, String> {
         let memory = self.device.memory_info().map_err(|error| self.said(&error))?;
         Ok(Bytes::new(memory.used))
     }

@@ -17,7 +17,19 @@ pub(super) struct Row {
     pub(super) plain: Duration,
 }
 
-pub(super) async fn rounds(context: &Context, bytes: Bytes, rounds: usize) -> anyhow::Result<Row> {
+/// What a broker does with the rest of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    None,
+    All,
+}
+
+pub(super) async fn rounds(
+    context: &Context,
+    bytes: Bytes,
+    rounds: usize,
+    hold: Hold,
+) -> anyhow::Result<Row> {
     // Room for the lease and this process's context, and no more: the rest is the alternatives'.
     let capacity = bytes.saturating_add(mib(1024));
     let daemon = Daemon::start([
@@ -25,6 +37,11 @@ pub(super) async fn rounds(context: &Context, bytes: Bytes, rounds: usize) -> an
         "cuda:0".into(),
         "--capacity".into(),
         format!("{}B", capacity.get()),
+        "--hold".into(),
+        match hold {
+            Hold::None => "none".to_owned(),
+            Hold::All => "all".to_owned(),
+        },
     ]);
     let client = Client::connect_to(daemon.socket()).await?;
     let observer = Observer::connect_to(daemon.socket()).await?;

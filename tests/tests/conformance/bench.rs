@@ -4,14 +4,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpulease_broker::Hold;
 use gpulease_broker::device::cuda::{Canary, Choice, CudaDevice};
 use gpulease_broker::device::host::HostDevice;
-use gpulease_broker::device::{Device, HandleKind, Handover, Kind, Proof};
+use gpulease_broker::device::{Cover, Device, HandleKind, Handover, Kind, Proof};
 use gpulease_broker::exporter::Program;
 use gpulease_tests::faulty::{Faulty, INJECTED};
 use gpulease_tests::programs;
 use gpulease_tests::puppet::{Gpu, Puppet, Turn};
-use gpulease_words::{Bytes, Pid, SegmentId, mib};
+use gpulease_words::{Bytes, Pid, SegmentId, gib, mib};
 
 /// How long a driver may take to give back what a dead process had.
 const TEARDOWN: Duration = Duration::from_secs(30);
@@ -20,6 +21,7 @@ const TEARDOWN: Duration = Duration::from_secs(30);
 pub(crate) struct Bench {
     kind: Kind,
     temper: Temper,
+    hold: Hold,
 }
 
 /// Whether the device fails now and then.
@@ -31,11 +33,16 @@ pub(crate) enum Temper {
 
 impl Bench {
     pub(crate) fn host(temper: Temper) -> Self {
-        Self { kind: Kind::Host, temper }
+        Self { kind: Kind::Host, temper, hold: Hold::None }
     }
 
     pub(crate) fn gpu(temper: Temper) -> Self {
-        Self { kind: Kind::Cuda, temper }
+        Self { kind: Kind::Cuda, temper, hold: Hold::None }
+    }
+
+    /// One that keeps what is not made, but for room for the contexts of a few processes.
+    pub(crate) fn holding_gpu(temper: Temper) -> Self {
+        Self { kind: Kind::Cuda, temper, hold: Hold::All }
     }
 
     /// A device with nothing on it.
@@ -43,10 +50,17 @@ impl Bench {
         let device: Box<dyn Device> = match (self.kind, self.temper) {
             (Kind::Host, Temper::Sound) => Box::new(host()),
             (Kind::Host, Temper::Faulty) => Box::new(Faulty::new(host())),
-            (Kind::Cuda, Temper::Sound) => Box::new(cuda()),
-            (Kind::Cuda, Temper::Faulty) => Box::new(Faulty::new(cuda())),
+            (Kind::Cuda, Temper::Sound) => Box::new(self.card()),
+            (Kind::Cuda, Temper::Faulty) => Box::new(Faulty::new(self.card())),
         };
         Subject { device, last: 0 }
+    }
+
+    fn card(&self) -> CudaDevice {
+        match self.hold {
+            Hold::None => cuda(),
+            Hold::All => holding(gib(2)),
+        }
     }
 
     /// Another process, with nothing of the device yet.
@@ -71,6 +85,15 @@ fn host() -> HostDevice {
 /// The first GPU that a puppet sees too.
 pub(crate) fn cuda() -> CudaDevice {
     CudaDevice::open(&first(), exporter(), Canary::Skip).expect("the device opens")
+}
+
+/// The same, which keeps all but so much.
+pub(crate) fn holding(headroom: Bytes) -> CudaDevice {
+    let mut device = cuda().with_hold(headroom).expect("there is NVML");
+    let room = device.description().total.saturating_sub(headroom);
+    device.cover(Cover { room, ..Cover::default() });
+    device.tend();
+    device
 }
 
 pub(crate) fn first() -> Choice {
@@ -171,6 +194,11 @@ impl Subject {
         }
     }
 
+    /// What the broker keeps beside all segments.
+    pub(crate) fn held(&self) -> Bytes {
+        self.device.gauge().hold().expect("it has a hold")
+    }
+
     pub(crate) fn made(&self) -> Bytes {
         self.device.gauge().read().expect("nothing changes between calls").bytes
     }
@@ -210,12 +238,14 @@ impl Process {
         if said.iter().all(|word| *word == said[0]) { said[0].clone() } else { "mixed".to_owned() }
     }
 
-    /// Writes this byte over the first chunk of what it mapped.
-    pub(crate) fn fill(&self, name: &str, byte: u8, bytes: Bytes) {
+    /// Writes this byte over what it mapped.
+    pub(crate) fn fill(&self, name: &str, byte: u8, handover: &Handover) {
         match self.kind {
-            Kind::Host => self.puppet.must(&format!("fill-files {byte}")),
-            Kind::Cuda => self.puppet.must(&format!("fill {name}-0 0 0B {byte} {}B", bytes.get())),
-        };
+            Kind::Host => drop(self.puppet.must(&format!("fill-files {byte}"))),
+            Kind::Cuda => chunks(handover).iter().enumerate().for_each(|(n, (_, bytes))| {
+                self.puppet.must(&format!("fill {name}-{n} 0 0B {byte} {}B", bytes.get()));
+            }),
+        }
     }
 
     /// Unmaps what it mapped under this name (on the host: everything), of this many chunks.

@@ -60,7 +60,7 @@ fn made_to_be_mapped(bench: &Bench) {
     }
     let (writer, reader) = (bench.process(), bench.process());
     assert_eq!(writer.map("s", &handover), "0");
-    writer.fill("s", 90, parts[0].1);
+    writer.fill("s", 90, &handover);
     assert_eq!(reader.map("s", &handover), "90");
     let count = parts.len();
     for process in [&writer, &reader] {

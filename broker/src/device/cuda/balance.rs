@@ -117,7 +117,7 @@ impl Balance {
         Self { floor: floor(&start), drains: Vec::new(), latest: start, levels: BTreeMap::new() }
     }
 
-    /// The handle of a segment was given up, just after this standing was read if there is one; the next reading
+    /// The handle of a segment, or of a piece of it, was given up, just after this standing was read if there is one; the next reading
     /// says where its bytes went.
     pub(super) fn released(&mut self, segment: SegmentId, bytes: Bytes, before: Option<Standing>) {
         if let (true, Some(before)) = (self.drains.is_empty(), &before) {
@@ -137,8 +137,14 @@ impl Balance {
     /// The card was read anew.
     pub(super) fn read(&mut self, now: Instant, standing: Standing) {
         self.look_at_holders(&standing);
+        // What of a list's growth is a piece before it of the same segment.
+        let mut found: BTreeMap<SegmentId, Bytes> = BTreeMap::new();
         for drain in &mut self.drains {
-            if let Some(holders) = drain.find(&standing, &self.latest) {
+            let before_it = found.entry(drain.segment).or_default();
+            if let Some(holders) = drain.find(&standing, &self.latest, *before_it) {
+                if !holders.is_empty() {
+                    *before_it = before_it.saturating_add(drain.bytes);
+                }
                 self.levels.extend(holders.iter().map(|pid| (*pid, standing.of(*pid))));
             }
         }
@@ -199,17 +205,20 @@ impl Balance {
         }
     }
 
-    /// Whether a segment is back; it is forgotten then.
+    /// Whether a segment is back with each of its pieces; it is forgotten then.
     pub(super) fn take_if_back(&mut self, segment: SegmentId) -> bool {
-        let back = |drain: &Drain| drain.segment == segment && drain.place == Place::Back;
         let known = self.drains.len();
-        self.drains.retain(|drain| !back(drain));
+        if self.drains.iter().all(|drain| drain.segment != segment || drain.place == Place::Back) {
+            self.drains.retain(|drain| drain.segment != segment);
+        }
         self.drains.len() < known
     }
 
     /// The processes on whose list a segment is.
     pub(super) fn holders(&self, segment: SegmentId) -> Vec<Pid> {
-        self.attributions().filter(|(drain, _)| drain.segment == segment).map(|(_, pid)| pid).collect()
+        let of_it = self.attributions().filter(|(drain, _)| drain.segment == segment);
+        let pids: BTreeSet<Pid> = of_it.map(|(_, pid)| pid).collect();
+        pids.into_iter().collect()
     }
 
     /// What the card counts as processes' own use and is on its way back.
@@ -243,11 +252,11 @@ impl Balance {
 
 impl Drain {
     /// Looks for the first time where the bytes are; the holders, if there are any.
-    fn find(&mut self, now: &Standing, latest: &Standing) -> Option<BTreeSet<Pid>> {
+    fn find(&mut self, now: &Standing, latest: &Standing, before_it: Bytes) -> Option<BTreeSet<Pid>> {
         let Place::Unseen(before) = &self.place else { return None };
         let in_time = before.is_some();
         let before = before.as_ref().unwrap_or(latest);
-        let holders = now.grown(before, self.bytes);
+        let holders = now.grown(before, self.bytes.saturating_add(before_it));
         let is_back = holders.is_empty() && in_time && now.unlisted <= before.unlisted;
         self.place = if is_back { Place::Back } else { listed(holders.clone()) };
         Some(holders)
@@ -333,6 +342,14 @@ mod tests {
             self.read();
         }
 
+        fn release_pieces(&mut self, segment: SegmentId, pieces: &[Bytes], change: impl FnOnce(&mut Self)) {
+            let (before, bytes) = (self.standing(), pieces.iter().copied().sum());
+            self.handled = self.handled.checked_sub(bytes).expect("it was handled");
+            change(self);
+            pieces.iter().for_each(|bytes| self.balance.released(segment, *bytes, Some(before.clone())));
+            self.read();
+        }
+
         fn read(&mut self) {
             self.now += Duration::from_millis(1);
             self.balance.read(self.now, self.standing());
@@ -415,6 +432,21 @@ mod tests {
         bench.change(|card| card.unlist(JOB, Bytes::new(1)));
         assert_eq!(bench.balance.holders(A), []);
         assert!(bench.is_back(A));
+    }
+
+    /// A process kept one piece of three, and the other two are back.
+    #[test]
+    fn one_piece_that_is_kept_keeps_its_segment() {
+        for keep in [Bench::keep as fn(&mut Bench, Bytes), |card, bytes| card.list(JOB, bytes)] {
+            let mut bench = Bench::new(&[mib(6)]);
+            bench.release_pieces(A, &[mib(2); 3], |card| keep(card, mib(2)));
+            assert!(!bench.is_back(A));
+            bench.change(|card| match card.listed[&JOB] > CONTEXT {
+                true => card.unlist(JOB, mib(2)),
+                false => card.free(mib(2)),
+            });
+            assert!(bench.is_back(A));
+        }
     }
 
     #[test]

@@ -1,18 +1,16 @@
 //! A segment's allocations: one, or a few where the card has no piece so large.
 
-use std::os::fd::OwnedFd;
-
 use gpulease_cuda::{Allocation, CudaError, Device};
 use gpulease_words::{Bytes, GRANULARITY};
 
-use crate::device::CHUNKS_MAX;
 use crate::witness::{ProcessUse, Reading, people};
 
-/// Creates so many bytes, in pieces where one is refused for want of memory and `in_pieces` says that it may help. All
+/// Creates so many bytes, in at most so many pieces where it is refused whole for want of memory and `in_pieces` says that it may help. All
 /// or nothing.
 pub(super) fn create(
     device: Device,
     bytes: Bytes,
+    pieces_max: usize,
     in_pieces: impl FnOnce() -> bool,
 ) -> Result<Vec<Allocation>, CudaError> {
     let whole = match Allocation::create(device, bytes) {
@@ -22,7 +20,7 @@ pub(super) fn create(
     if !whole.is_out_of_memory() || !in_pieces() {
         return Err(whole);
     }
-    let halvings = (1..).map(|n| 1_usize << n).take_while(|pieces| *pieces <= CHUNKS_MAX);
+    let halvings = (1..).map(|n| 1_usize << n).take_while(|pieces| *pieces <= pieces_max);
     let tries = halvings.filter_map(|pieces| split(bytes, pieces));
     for sizes in tries {
         match sizes.into_iter().map(|size| Allocation::create(device, size)).collect() {
@@ -32,11 +30,6 @@ pub(super) fn create(
         }
     }
     Err(whole)
-}
-
-/// A descriptor of each, with its size.
-pub(super) fn export(chunks: &[Allocation]) -> Result<Vec<(OwnedFd, Bytes)>, CudaError> {
-    chunks.iter().map(|chunk| Ok((chunk.export()?, chunk.bytes()))).collect()
 }
 
 /// Gives the handles up.

@@ -27,6 +27,7 @@ impl CudaDevice {
         self.start_exporter()?;
         let gauge = Arc::clone(&self.gauge);
         let _changing = gauge.changing();
+        self.make_room(bytes);
         let exporter = self.exporter.as_mut().ok_or(Trouble::Gone)?;
         let (handle, pid) = (exporter.make(segment, bytes), exporter.pid());
         match handle {
@@ -34,11 +35,13 @@ impl CudaDevice {
                 self.add(segment, bytes, Memory::Exported(pid));
                 Ok(handle)
             }
-            Err(Trouble::Gone) => {
-                self.exporter = None;
-                Err(Trouble::Gone)
+            Err(trouble) => {
+                if matches!(trouble, Trouble::Gone) {
+                    self.exporter = None;
+                }
+                self.settle();
+                Err(trouble)
             }
-            Err(trouble) => Err(trouble),
         }
     }
 
@@ -76,7 +79,7 @@ impl CudaDevice {
         match self.exporter_of(exporter).map(|exporter| exporter.has_freed(id)) {
             Some(Ok(true)) => {
                 self.set_memory(id, Memory::Released(None));
-                self.released(id, bytes, before);
+                self.released(id, &[bytes], before);
                 true
             }
             Some(Ok(false)) => {

@@ -15,7 +15,7 @@ pub(super) fn findings(state: &v1::StatusReply, socket: &Path) -> Vec<Finding> {
         findings.push(answers(broker, socket));
         findings.push(version(broker));
         findings.push(visible(broker));
-        findings.push(hold(broker));
+        findings.push(hold(broker, &state.devices));
         findings.extend(broker.arena.as_ref().map(arena));
     }
     for device in &state.devices {
@@ -58,9 +58,21 @@ fn visible(broker: &v1::BrokerStatus) -> Finding {
     )
 }
 
-fn hold(broker: &v1::BrokerStatus) -> Finding {
+fn hold(broker: &v1::BrokerStatus, devices: &[v1::DeviceStatus]) -> Finding {
     match broker.hold.as_str() {
-        "all" => Finding::ok("hold", "the broker holds what is not leased, so nobody can allocate around it"),
+        "all" => {
+            let held = devices.iter().filter_map(|device| device.memory.as_ref()?.hold_bytes);
+            let (held, cards) = held.fold((Bytes::ZERO, 0), |(sum, cards), bytes| {
+                (sum.saturating_add(Bytes::new(bytes)), cards + 1)
+            });
+            let on = if cards == 1 { "the card".to_owned() } else { format!("{cards} cards") };
+            Finding::ok(
+                "hold",
+                format!(
+                    "the broker holds what is not leased, {held} of {on}, so nobody can allocate around it beyond the headroom"
+                ),
+            )
+        }
         "none" => Finding::warn(
             "hold",
             "the broker holds nothing back (hold = none): limits are advisory, and programs that do not ask it can take leased memory",

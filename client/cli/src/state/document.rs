@@ -72,6 +72,7 @@ struct Memory {
     unbacked_bytes: u64,
     peak_charged_bytes: u64,
     device_used_bytes: Option<u64>,
+    hold_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -251,6 +252,7 @@ impl From<&v1::DeviceMemory> for Memory {
             unbacked_bytes: memory.unbacked_bytes,
             peak_charged_bytes: memory.peak_charged_bytes,
             device_used_bytes: memory.device_used_bytes,
+            hold_bytes: memory.hold_bytes,
         }
     }
 }

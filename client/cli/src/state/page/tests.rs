@@ -39,6 +39,7 @@ fn state() -> v1::StatusReply {
         off_book_bytes: None,
         peak_charged_bytes: gib(24).get(),
         device_used_bytes: None,
+        hold_bytes: None,
         ..Default::default()
     };
     let info = v1::DeviceInfo {
