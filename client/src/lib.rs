@@ -70,7 +70,8 @@
 //!
 //! [`Lease::entry`] enters with a deadline and hears why it waits; [`Lease::presence`] says where the memory is. Each
 //! piece of what was swapped out is compared with its check sum when it comes back; where one differs, this lease's
-//! [`Error::BytesLost`] says so, and no other lease is touched.
+//! [`Error::BytesLost`] says so, and no other lease is touched. A GPU makes the sums of its own memory, so that they
+//! take nothing from the host; where it is older than compute capability 7.5, threads of the program make them.
 //!
 //! # When the broker goes away
 //!

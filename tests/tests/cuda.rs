@@ -81,6 +81,26 @@ on_every_gpu! {
         assert_eq!(giver.must("read r 0 0B 64MiB"), "mixed");
     }
 
+    /// Whole pieces and a rest, at once and one after the other; the puppet compares.
+    fn a_device_sums_pieces_as_the_host_does(gpu: &Gpu) {
+        let puppet = Puppet::start(gpu);
+        puppet.must("context 0");
+        puppet.must("create a 0 50MiB");
+        map(&puppet, "a", "50MiB");
+        puppet.must("fill r 0 0B 0 50MiB");
+        let zeros = puppet.must("sums r 0 50MiB");
+        puppet.must("fill r 0 3MiB 9 20MiB");
+        puppet.must("fill r 0 16777215B 7 1B");
+        let first = puppet.must("sums r 0 50MiB");
+        assert_eq!(puppet.must("sums r 0 50MiB"), first);
+        assert_ne!(first, zeros);
+        puppet.must("fill r 0 52428799B 1 1B");
+        assert_ne!(puppet.must("sums r 0 50MiB"), first, "the last byte counts");
+        assert!(puppet.ask("sums r 0 8B").unwrap_err().contains("CUDA_ERROR_INVALID_VALUE"), "half a pair");
+        puppet.must("unmap r");
+        assert_eq!(puppet.must("kept"), " more=0");
+    }
+
     /// What a client does with a segment: chunks side by side, seen through cudarc, and gone when dropped.
     fn chunks_are_seen_through_cudarc_and_unmapped_with_the_segment(gpu: &Gpu) {
         let (giver, taker) = (Puppet::start(gpu), Puppet::start(gpu));

@@ -1,11 +1,12 @@
 //! What only the stand-in can show: old drivers, broken drivers, drivers that fail when told.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gpulease_tests::puppet::{Gpu, Puppet, Turn};
 use gpulease_tests::standin::Standin;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{pread, pwrite};
 
 const MIB: u64 = 1 << 20;
 
@@ -195,31 +196,47 @@ fn the_cards_books_can_be_read_by_the_test() {
     assert_eq!(card.survey().unwrap().residents(0)[0].pid, puppet.pid());
 }
 
-/// Exports memory of the card and has it mapped as a segment that can be swapped out; its pattern is 7.
-fn movable(puppet: &Puppet) {
+/// Exports memory of the card and has it mapped as a segment that can be swapped out; its pattern is 7. Two copies
+/// carry it, of five pieces. Returns its host copy.
+fn movable(puppet: &Puppet) -> OwnedFd {
     puppet.must("context 0");
-    puppet.must("create a 0 34MiB");
-    let chunk = puppet.take("export a").expect("it is exported");
-    puppet.give("keep", chunk.as_fd()).expect("it takes a descriptor");
+    puppet.must("create a 0 66MiB");
     let arena = memfd_create("arena", MemfdFlags::CLOEXEC).expect("a memory file can be made");
-    ftruncate(&arena, 34 * MIB).expect("it takes a size");
+    ftruncate(&arena, 66 * MIB).expect("it takes a size");
+    give_chunk(puppet);
     puppet.give("keep", arena.as_fd()).expect("it takes a descriptor");
-    puppet.must("swap-map 0 34MiB");
+    puppet.must("swap-map 0 66MiB");
     puppet.must("swap-fill 7");
     // For the way back.
+    give_chunk(puppet);
+    arena
+}
+
+fn give_chunk(puppet: &Puppet) {
+    let chunk = puppet.take("export a").expect("it is exported");
     puppet.give("keep", chunk.as_fd()).expect("it takes a descriptor");
+}
+
+/// Turns one bit of the host copy round.
+fn spoil(arena: &OwnedFd, at: u64) {
+    let mut byte = [0];
+    pread(arena, &mut byte, at).expect("it is open");
+    pwrite(arena, &[byte[0] ^ 1], at).expect("it is open");
 }
 
 #[test]
 fn a_copy_that_fails_on_the_way_out_leaves_everything_where_it_is() {
     let (gpu, puppet) = on(Standin::new());
     movable(&puppet);
-    faults(&gpu, "cuMemcpyDtoHAsync_v2 2 error 700");
-    let why = puppet.ask("swap-out").unwrap_err();
-    assert!(why.contains("cuMemcpyDtoHAsync_v2 failed: CUDA_ERROR_ILLEGAL_ADDRESS"), "{why}");
-    faults(&gpu, "");
-    puppet.must("swap-check 7");
-    assert_eq!(puppet.must("swap-out"), "pinned");
+    for call in ["cuMemcpyDtoHAsync_v2 2", "cuLaunchKernel 1"] {
+        faults(&gpu, &format!("{call} error 700"));
+        let why = puppet.ask("swap-out").unwrap_err();
+        let name = call.split(' ').next().expect("it has a name");
+        assert!(why.contains(&format!("{name} failed: CUDA_ERROR_ILLEGAL_ADDRESS")), "{why}");
+        faults(&gpu, "");
+        puppet.must("swap-check 7");
+    }
+    assert_eq!(puppet.must("swap-out"), "pinned, sums on the GPU");
     assert!(puppet.ask("swap-check 7").is_err(), "it is unmapped");
 }
 
@@ -229,21 +246,90 @@ fn a_copy_that_fails_on_the_way_back_can_be_made_again() {
     movable(&puppet);
     puppet.must("swap-out");
     faults(&gpu, "cuMemSetAccess 1 error 999");
-    let why = puppet.ask("swap-back 34MiB").unwrap_err();
+    let why = puppet.ask("swap-back 66MiB").unwrap_err();
     assert!(why.contains("cuMemSetAccess failed"), "{why}");
+    for call in ["cuMemcpyHtoDAsync_v2", "cuLaunchKernel"] {
+        faults(&gpu, &format!("{call} 2 error 700"));
+        give_chunk(&puppet);
+        let why = puppet.ask("swap-back 66MiB").unwrap_err();
+        assert!(why.contains(&format!("{call} failed")), "{why}");
+        puppet.must("swap-vacate");
+    }
     faults(&gpu, "");
-    let chunk = puppet.take("export a").expect("it is exported");
-    puppet.give("keep", chunk.as_fd()).expect("it takes a descriptor");
-    puppet.must("swap-back 34MiB");
+    give_chunk(&puppet);
+    puppet.must("swap-back 66MiB");
     puppet.must("swap-check 7");
 }
 
+/// Each way of copying, with each kind of sums: bytes come back, and one that does not is found.
 #[test]
-fn a_host_copy_that_cannot_be_page_locked_works_all_the_same() {
-    let (gpu, puppet) = on(Standin::new());
-    faults(&gpu, "cuMemHostRegister_v2 * error 2");
-    movable(&puppet);
-    assert_eq!(puppet.must("swap-out"), "pageable");
-    puppet.must("swap-back 34MiB");
-    puppet.must("swap-check 7");
+fn a_byte_changed_in_the_host_copy_is_found_by_sums_of_either_kind() {
+    let refused = "cuModuleLoadData * error 209";
+    let unlocked = "cuMemHostRegister_v2 * error 2";
+    for (rules, way) in [
+        (String::new(), "pinned, sums on the GPU"),
+        (refused.to_owned(), "pinned, sums on host threads (XXH3)"),
+        (unlocked.to_owned(), "pageable, sums on the GPU"),
+        (format!("{refused}\n{unlocked}"), "pageable, sums on host threads (XXH3)"),
+    ] {
+        let (gpu, puppet) = on(Standin::new());
+        faults(&gpu, &rules);
+        let arena = movable(&puppet);
+        assert_eq!(puppet.must("swap-out"), way);
+        puppet.must("swap-back 66MiB");
+        puppet.must("swap-check 7");
+        puppet.must("swap-out");
+        // In the first copy and in the last, each not in its first piece or at its edge.
+        for (at, piece) in [(0, "0 B"), (50 * MIB - 1, "48 MiB"), (66 * MIB - 1, "64 MiB")] {
+            spoil(&arena, at);
+            give_chunk(&puppet);
+            let why = puppet.ask("swap-back 66MiB").unwrap_err();
+            assert!(why.contains(&format!("was changed at {piece} of 66 MiB")), "{way}, {at}: {why}");
+            puppet.must("swap-vacate");
+            spoil(&arena, at);
+        }
+        give_chunk(&puppet);
+        puppet.must("swap-back 66MiB");
+        puppet.must("swap-check 7");
+    }
+}
+
+/// A lane that was made later may be of another kind than the one that the bytes went out on.
+#[test]
+fn sums_are_checked_as_they_were_made_on_whatever_lane() {
+    for (first, second) in [("", "cuModuleLoadData * error 209"), ("cuModuleLoadData * error 209", "")] {
+        let (gpu, puppet) = on(Standin::new());
+        faults(&gpu, first);
+        let arena = movable(&puppet);
+        let way = puppet.must("swap-out");
+        faults(&gpu, second);
+        puppet.must("swap-lane");
+        spoil(&arena, 20 * MIB);
+        let why = puppet.ask("swap-back 66MiB").unwrap_err();
+        assert!(why.contains("was changed at 16 MiB"), "{why}");
+        puppet.must("swap-vacate");
+        spoil(&arena, 20 * MIB);
+        give_chunk(&puppet);
+        puppet.must("swap-back 66MiB");
+        puppet.must("swap-check 7");
+        assert_ne!(puppet.must("swap-out"), way, "and out goes what the new lane makes");
+    }
+}
+
+#[test]
+fn a_launch_over_what_is_not_mapped_is_refused() {
+    let (_gpu, puppet) = on(Standin::new());
+    puppet.must("context 0");
+    puppet.must("create a 0 4MiB");
+    puppet.must("reserve r 4MiB");
+    let refused = |words: &str| {
+        let why = puppet.ask(words).unwrap_err();
+        assert!(why.contains("cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS"), "{why}");
+    };
+    refused("sums r 0 4MiB");
+    puppet.must("map r a 0B");
+    refused("sums r 0 4MiB");
+    puppet.must("access r 0 ro");
+    puppet.must("sums r 0 4MiB");
+    refused("sums r 0 6MiB");
 }

@@ -9,7 +9,7 @@
 //!
 //! | no context | a context, which the call makes current and takes away again |
 //! |---|---|
-//! | [`Driver`], [`Device`], [`Allocation`], [`Reservation`] | [`Context`], [`Stream`], [`Event`], [`DeviceMemory`], [`IpcMapping`], [`Mapping`], [`Site`], [`PinnedMemory`], [`HostRegistration`] |
+//! | [`Driver`], [`Device`], [`Allocation`], [`Reservation`] | [`Context`], [`Stream`], [`Event`], [`DeviceMemory`], [`IpcMapping`], [`Mapping`], [`Site`], [`PinnedMemory`], [`HostRegistration`], [`PieceSums`] |
 //!
 //! Memory on the card ends only when every mapping, handle and descriptor of it, in every process,
 //! is gone. Types here free their own share when dropped; a failure on the way is kept and read
@@ -40,11 +40,13 @@ mod device;
 mod driver;
 mod error;
 mod ipc;
+mod kernel;
 mod mapping;
 mod pinned;
 mod reservation;
 mod site;
 mod stream;
+mod sums;
 mod symbols;
 mod unavailable;
 
@@ -61,4 +63,5 @@ pub use pinned::{HostRegistration, PinnedMemory};
 pub use reservation::{Access, DevicePtr, Reservation};
 pub use site::Site;
 pub use stream::{Event, Stream};
+pub use sums::{PieceSums, SumsUnderWay, sum_of_piece};
 pub use unavailable::Unavailable;

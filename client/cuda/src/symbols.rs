@@ -8,9 +8,9 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUipcMemHandle, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUstream, CUuuid,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
 
@@ -106,6 +106,11 @@ symbols! {
     2000 cuEventRecord(CUevent, CUstream);
     2000 cuEventSynchronize(CUevent);
     2000 cuEventElapsedTime(*mut f32, CUevent, CUevent);
+
+    2000 cuModuleLoadData(*mut CUmodule, *const c_void);
+    2000 cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+    2000 cuModuleUnload(CUmodule);
+    4000 cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
 }
 
 /// What cudarc's own context, streams, slices, modules and launches call beyond the list above.
@@ -116,10 +121,6 @@ const CUDARC: &[(&str, u32)] = &[
     ("cuEventQuery", 2000),
     ("cuMemAllocAsync", 11_020),
     ("cuMemFreeAsync", 11_020),
-    ("cuModuleLoadData", 2000),
-    ("cuModuleGetFunction", 2000),
-    ("cuModuleUnload", 2000),
-    ("cuLaunchKernel", 4000),
 ];
 
 /// Looks up what cudarc calls by itself.

@@ -68,17 +68,22 @@ fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch
     }
 }
 
-/// Page-locks a host copy once its segment has lived for a while and its pages are there.
+/// Gets ready what a swap needs: lanes, and a page-locked host copy, once its segment has lived for a while and the copy's
+/// pages are there.
 pub(crate) async fn prepare(lease: Weak<LeaseState>, body: Weak<Body>) {
     loop {
         sleep(PREPARE_AFTER).await;
         let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
-        match spawn_blocking(move || body.prepare(&lease.session().gpus)).await {
+        let prepared = spawn_blocking(move || {
+            let session = lease.session();
+            body.prepare(&session.gpus, &session.lanes)
+        });
+        match prepared.await {
             Ok(Ok(Prepared::NotYet)) => {}
             Ok(Ok(Prepared::Ready)) => return,
             // A swap tries again, and says so where it fails; a panic is said on standard error.
             Ok(Err(error)) => {
-                return tracing::debug!(%error, "gpulease: a host copy could not be page-locked ahead of time");
+                return tracing::debug!(%error, "gpulease: a swap could not be prepared ahead of time");
             }
             Err(_) => return,
         }

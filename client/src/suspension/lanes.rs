@@ -1,4 +1,4 @@
-//! The lanes of each device, made when the first segment moves and kept.
+//! The lanes of each device, made when the first segment is prepared for moving and kept.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,17 +22,18 @@ pub(crate) struct Pair {
 }
 
 impl Lanes {
-    /// Blocks for as long as it takes to make streams where there are none yet.
+    /// Blocks for as long as it takes to make them where there are none yet: 0.1 s on a GPU.
     pub(crate) fn of(&self, gpus: &Gpus, device: &Device) -> Result<Arc<Pair>, MapError> {
         let mut lanes = lock(&self.0);
         if let Some(pair) = lanes.get(&device.id) {
             return Ok(Arc::clone(pair));
         }
-        let lane = || match device.kind {
-            DeviceKind::Host => Ok(Lane::Host),
-            DeviceKind::Cuda => Ok::<_, MapError>(Lane::cuda(&gpus.context(device)?)?),
+        let out = match device.kind {
+            DeviceKind::Host => Lane::Host,
+            DeviceKind::Cuda => Lane::cuda(&gpus.context(device)?)?,
         };
-        let pair = Arc::new(Pair { out: Mutex::new(lane()?), back: Mutex::new(lane()?) });
+        let back = out.another()?;
+        let pair = Arc::new(Pair { out: Mutex::new(out), back: Mutex::new(back) });
         lanes.insert(device.id, Arc::clone(&pair));
         Ok(pair)
     }

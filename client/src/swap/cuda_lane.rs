@@ -1,26 +1,28 @@
 //! A GPU's way to host copies: streams, and how much is queued in them.
 
 use std::collections::VecDeque;
-use std::ptr::NonNull;
+use std::ops::Range;
 
-use gpulease_cuda::{Context, CudaError, DevicePtr, Event, Stream};
+use gpulease_cuda::{Context, CudaError, DevicePtr, Event, PieceSums, Stream};
 use gpulease_words::Bytes;
 
 use crate::host::size;
 use crate::swap::host_copy::HostCopy;
-use crate::swap::sums::{PIECE, Sums};
+use crate::swap::sums::{PIECE, SumKind, Sums};
 
 /// Two, so that one's copy runs while the next one's is being started.
 const STREAMS: usize = 2;
 
-/// How many pieces are queued at a time: 5 ms of the link's work, far more than a thread needs to wake up.
+/// How many copies are queued at a time: 5 ms of the link's work or more, far more than a thread needs to wake up.
 const QUEUED: usize = 16;
 
-/// The streams of a lane.
+/// The streams of a lane, and who makes its check sums.
 #[derive(Debug)]
 pub struct CudaLane {
     context: Context,
     streams: [Stream; STREAMS],
+    /// `None` where the driver does not take the kernel.
+    summer: Option<PieceSums>,
 }
 
 /// Which way.
@@ -30,14 +32,58 @@ pub(crate) enum Way {
     Back,
 }
 
+/// How much one copy carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stride {
+    /// One piece, for who works on each as soon as it is across.
+    Piece,
+    /// Four: between two copies the link rests for some microseconds, 1 % of a piece's time.
+    Pieces,
+}
+
+impl Stride {
+    const fn pieces(self) -> usize {
+        match self {
+            Self::Piece => 1,
+            Self::Pieces => 4,
+        }
+    }
+}
+
 impl CudaLane {
-    /// A lane with streams of its own.
+    /// A lane with streams of its own. Takes the driver some 0.1 s, for the kernel that makes the sums.
     pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
-        let streams = [Stream::new(context)?, Stream::new(context)?];
-        Ok(Self { context: context.clone(), streams })
+        Self::with(context, PieceSums::new(context, PIECE))
     }
 
-    /// Carries all pieces, and says of each, in order, that it is across. No copy is under way when it returns.
+    /// Another one for the same GPU, with the same kernel.
+    pub(crate) fn another(&self) -> Result<Self, CudaError> {
+        match &self.summer {
+            Some(summer) => Self::with(&self.context, summer.another()),
+            None => {
+                Ok(Self { context: self.context.clone(), streams: streams(&self.context)?, summer: None })
+            }
+        }
+    }
+
+    fn with(context: &Context, summer: Result<PieceSums, CudaError>) -> Result<Self, CudaError> {
+        let say = |error: &CudaError| {
+            tracing::debug!(%error, "gpulease: this GPU makes no check sums, host threads do, and slow swaps down");
+        };
+        let summer = summer.inspect_err(say).ok();
+        Ok(Self { context: context.clone(), streams: streams(context)?, summer })
+    }
+
+    pub(crate) fn summer(&self) -> Option<&PieceSums> {
+        self.summer.as_ref()
+    }
+
+    /// Who makes the sums of what goes out.
+    pub(crate) fn sum_kind(&self) -> SumKind {
+        self.summer.as_ref().map_or(SumKind::Host, |_| SumKind::Gpu)
+    }
+
+    /// Carries all pieces, and says of them, in order, that they are across. No copy is under way when it returns.
     ///
     /// # Safety
     /// As [`Lane::out`](crate::swap::Lane::out) and [`Lane::back`](crate::swap::Lane::back); the copy is registered.
@@ -45,11 +91,11 @@ impl CudaLane {
         &self,
         at: DevicePtr,
         copy: &HostCopy,
-        way: Way,
-        across: impl Fn(),
+        (way, stride): (Way, Stride),
+        across: impl FnMut(Range<usize>) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        let carried = unsafe { self.carry_pieces(at, copy, way, across) };
+        let carried = unsafe { self.carry_pieces(at, copy, (way, stride), across) };
         // What was queued before a failure still runs, and must not when the caller gives the memory up.
         let ended = self.streams.iter().map(Stream::synchronize).fold(Ok(()), Result::and);
         carried.and(ended)
@@ -61,45 +107,28 @@ impl CudaLane {
         &self,
         at: DevicePtr,
         copy: &HostCopy,
-        way: Way,
-        across: impl Fn(),
+        (way, stride): (Way, Stride),
+        mut across: impl FnMut(Range<usize>) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        let mut queued = VecDeque::with_capacity(QUEUED);
-        for piece in 0..Sums::pieces(copy.bytes()) {
+        let (count, mut queued) = (Sums::pieces(copy.bytes()), VecDeque::with_capacity(QUEUED));
+        let mut first_across = |queued: &mut VecDeque<(Range<usize>, Event)>| {
+            let Some((pieces, event)) = queued.pop_front() else { return Ok(()) };
+            event.synchronize()?;
+            across(pieces)
+        };
+        for (first, stream) in (0..count).step_by(stride.pieces()).zip(self.streams.iter().cycle()) {
             if queued.len() == QUEUED {
-                wait_for_first(&mut queued)?;
-                across();
+                first_across(&mut queued)?;
             }
-            let (there, bytes) = copy.piece(piece);
+            let pieces = first..count.min(first + stride.pieces());
             // SAFETY: the caller's promise; `carry` waits for the streams before it returns.
-            queued.push_back(unsafe { self.queue(piece, offset(at, piece), there, bytes, way) }?);
+            let event = unsafe { queue(stream, at, copy, pieces.clone(), way) }?;
+            queued.push_back((pieces, event));
         }
         while !queued.is_empty() {
-            wait_for_first(&mut queued)?;
-            across();
+            first_across(&mut queued)?;
         }
         Ok(())
-    }
-
-    /// # Safety
-    /// As [`Self::carry`], until the event has come.
-    unsafe fn queue(
-        &self,
-        piece: usize,
-        here: DevicePtr,
-        there: NonNull<u8>,
-        bytes: Bytes,
-        way: Way,
-    ) -> Result<Event, CudaError> {
-        let stream = &self.streams[piece % STREAMS];
-        // SAFETY: the caller's promise, for both ranges.
-        unsafe {
-            match way {
-                Way::Out => stream.copy_to_host(there, here, bytes),
-                Way::Back => stream.copy_to_device(here, there, bytes),
-            }
-        }?;
-        stream.mark()
     }
 
     /// Copies one piece of pageable memory; it has happened when this returns.
@@ -113,7 +142,7 @@ impl CudaLane {
         piece: usize,
         way: Way,
     ) -> Result<(), CudaError> {
-        let ((there, bytes), here) = (copy.piece(piece), offset(at, piece));
+        let ((there, bytes), here) = (copy.piece(piece), address(at, piece));
         let (there, length) = (there.as_ptr(), size(bytes));
         // SAFETY: the piece is mapped for as long as `copy` lives and used by this thread alone; the caller vouches
         // for the rest.
@@ -126,10 +155,31 @@ impl CudaLane {
     }
 }
 
-fn wait_for_first(queued: &mut VecDeque<Event>) -> Result<(), CudaError> {
-    queued.pop_front().map_or(Ok(()), |first| first.synchronize())
+/// # Safety
+/// As [`CudaLane::carry`], until the event has come.
+unsafe fn queue(
+    stream: &Stream,
+    at: DevicePtr,
+    copy: &HostCopy,
+    pieces: Range<usize>,
+    way: Way,
+) -> Result<Event, CudaError> {
+    let (here, (there, bytes)) = (address(at, pieces.start), copy.pieces(pieces));
+    // SAFETY: the caller's promise, for both ranges.
+    unsafe {
+        match way {
+            Way::Out => stream.copy_to_host(there, here, bytes),
+            Way::Back => stream.copy_to_device(here, there, bytes),
+        }
+    }?;
+    stream.mark()
 }
 
-fn offset(at: DevicePtr, piece: usize) -> DevicePtr {
+fn streams(context: &Context) -> Result<[Stream; STREAMS], CudaError> {
+    Ok([Stream::new(context)?, Stream::new(context)?])
+}
+
+/// Where a piece of what begins here lies.
+pub(crate) fn address(at: DevicePtr, piece: usize) -> DevicePtr {
     at.offset(Bytes::new(piece as u64 * PIECE.get()))
 }

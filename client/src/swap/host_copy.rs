@@ -1,6 +1,7 @@
 //! Host memory of the broker's arena, in which a segment's bytes stay while they are not on the device.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::slice;
@@ -109,11 +110,16 @@ impl HostCopy {
 
     /// Where a piece begins, and how much it has.
     pub(crate) fn piece(&self, piece: usize) -> (NonNull<u8>, Bytes) {
-        let at = piece * size(PIECE);
-        assert!(at < self.memory.length, "who asks for a piece has counted them");
+        self.pieces(piece..piece + 1)
+    }
+
+    /// Where pieces that lie side by side begin, and how much they have together.
+    pub(crate) fn pieces(&self, pieces: Range<usize>) -> (NonNull<u8>, Bytes) {
+        let (at, end) = (pieces.start * size(PIECE), pieces.end * size(PIECE));
+        assert!(at < end.min(self.memory.length), "who asks for pieces has counted them");
         // SAFETY: it lies inside the range, as was just checked.
         let start = unsafe { self.memory.start.cast::<u8>().add(at) };
-        (start, Bytes::new((self.memory.length - at) as u64).min(PIECE))
+        (start, Bytes::new((end.min(self.memory.length) - at) as u64))
     }
 
     /// A piece's bytes.

@@ -1,14 +1,17 @@
 //! The way of bytes between a device and a host copy, in one direction at a time.
 
-use gpulease_cuda::{Context, CudaError, DevicePtr};
+use std::convert::Infallible;
+
+use gpulease_cuda::{Context, CudaError};
 use gpulease_words::Bytes;
 
 use crate::host::{HostSite, size};
 use crate::swap::crew::{Pieces, work};
+use crate::swap::crossing::Crossing;
 use crate::swap::cuda_lane::{CudaLane, Way};
 use crate::swap::host_copy::HostCopy;
 use crate::swap::site::Site;
-use crate::swap::sums::{PIECE, Sums, SumsBeingMade, sum};
+use crate::swap::sums::{PIECE, SumKind, Sums, SumsBeingMade};
 
 /// A way between a device and host copies. Two lanes carry bytes out and in at the same time.
 #[derive(Debug)]
@@ -44,7 +47,9 @@ pub enum SwapError {
 }
 
 impl Lane {
-    /// A lane for a GPU, with streams of its own.
+    /// A lane for a GPU, with streams of its own. Made ahead of time: the driver takes some 0.1 s for the kernel that
+    /// makes check sums. Where it refuses that kernel (a card older than compute capability 7.5), host threads make
+    /// them, and swaps may be slower than the link.
     ///
     /// # Errors
     /// What the driver says.
@@ -52,8 +57,29 @@ impl Lane {
         CudaLane::new(context).map(Self::Cuda)
     }
 
-    /// Copies a segment's bytes out and sums them. `then` is called as soon as the last byte is across, while the
-    /// last sums are still made: the memory can be given up then. Blocks for as long as the link takes.
+    /// Another lane for the same device, for the other direction; made at once.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn another(&self) -> Result<Self, CudaError> {
+        match self {
+            Self::Host => Ok(Self::Host),
+            Self::Cuda(lane) => lane.another().map(Self::Cuda),
+        }
+    }
+
+    /// Who makes the check sums of what goes out here.
+    #[must_use]
+    pub fn sum_kind(&self) -> SumKind {
+        match self {
+            Self::Host => SumKind::Host,
+            Self::Cuda(lane) => lane.sum_kind(),
+        }
+    }
+
+    /// Copies a segment's bytes out and sums them. `then` is called as soon as nobody reads them any more: the memory
+    /// can be given up then. Where host threads make the sums, the last of them are made meanwhile. Blocks for as long
+    /// as the link takes.
     ///
     /// # Errors
     /// What the driver says; `then` was not called, and the segment is as it was.
@@ -66,47 +92,19 @@ impl Lane {
         copy: &HostCopy,
         then: impl FnOnce() -> R,
     ) -> Result<(Sums, R), SwapError> {
-        let sums = SumsBeingMade::of(copy.bytes());
-        let add = |piece| {
-            // SAFETY: the piece is across, and the caller vouches that nothing else writes to the copy.
-            sums.set(piece, unsafe { copy.bytes_of(piece) });
-            Ok(())
-        };
-        let then = match Crossing::new(self, site, copy)? {
-            Crossing::Host(from) => {
-                // SAFETY: the caller's promise, for both ranges; each piece is copied by one thread.
-                let carry = |piece| unsafe { copy_here(from, copy, piece, Way::Out) };
-                in_turn(copy, carry, add)?;
-                then()
+        match Course::new(self, site, copy)? {
+            Course::Host(from) => {
+                // SAFETY: the caller's promise.
+                let sums = unsafe { out_here(from, copy) };
+                Ok((sums, then()))
             }
-            Crossing::Pageable(lane, at) => {
-                // SAFETY: as above.
-                let carry = |piece| unsafe { lane.copy(at, copy, piece, Way::Out) };
-                in_turn(copy, carry, add)?;
-                then()
-            }
-            Crossing::Pinned(lane, at) => {
-                let pieces = Pieces::coming(Sums::pieces(copy.bytes()));
-                let (summed, crossed) = work(&pieces, add, || {
-                    // SAFETY: the caller's promise.
-                    let crossed = unsafe { lane.carry(at, copy, Way::Out, || pieces.arrived()) };
-                    match crossed {
-                        Ok(()) => Ok(then()),
-                        Err(error) => {
-                            pieces.over();
-                            Err(error)
-                        }
-                    }
-                });
-                let then = crossed?;
-                summed?;
-                then
-            }
-        };
-        Ok((sums.done(), then))
+            // SAFETY: the caller's promise.
+            Course::Cuda(crossing) => unsafe { crossing.out(then) },
+        }
     }
 
-    /// Copies a segment's bytes back, and checks them on the way. Blocks for as long as the link takes.
+    /// Copies a segment's bytes back, and checks them on the way, by sums of the kind that they went out with. Blocks
+    /// for as long as the link takes.
     ///
     /// # Errors
     /// [`SwapError::Corrupt`], or what the driver says: what is at the site is not to be used then. The host copy is
@@ -115,79 +113,71 @@ impl Lane {
     /// # Safety
     /// There is memory at the site and nothing uses it; nothing writes to the host copy.
     pub unsafe fn back(&self, site: &Site, copy: &HostCopy, sums: &Sums) -> Result<(), SwapError> {
-        let check = |piece| {
-            // SAFETY: the caller vouches that nothing writes to the copy.
-            let found = sum(unsafe { copy.bytes_of(piece) });
-            let at = Bytes::new(piece as u64 * PIECE.get());
-            if sums.get(piece) == Some(found) {
-                Ok(())
-            } else {
-                Err(SwapError::Corrupt { at, of: copy.bytes() })
-            }
-        };
-        match Crossing::new(self, site, copy)? {
-            Crossing::Host(to) => {
-                // SAFETY: the caller's promise, for both ranges; each piece is copied by one thread.
-                in_turn(copy, |piece| unsafe { copy_here(to, copy, piece, Way::Back) }, check)
-            }
-            Crossing::Pageable(lane, at) => {
-                // SAFETY: as above.
-                let carry = |piece| unsafe { lane.copy(at, copy, piece, Way::Back) };
-                in_turn(copy, carry, check)
-            }
-            Crossing::Pinned(lane, at) => {
-                // The host copy only is summed, so that nobody waits for the other.
-                let pieces = Pieces::all(Sums::pieces(copy.bytes()));
-                // SAFETY: the caller's promise.
-                let carry = || unsafe { lane.carry(at, copy, Way::Back, || {}) };
-                let (checked, crossed) = work(&pieces, check, carry);
-                checked.and(crossed.map_err(SwapError::Cuda))
+        // SAFETY: the caller's promise.
+        unsafe {
+            match Course::new(self, site, copy)? {
+                Course::Host(to) => back_here(to, copy, sums),
+                Course::Cuda(crossing) => crossing.back(sums),
             }
         }
     }
 }
 
-/// How the bytes of one segment get across.
-enum Crossing<'a> {
+/// Between what the bytes of one segment go.
+enum Course<'a> {
     Host(&'a HostSite),
-    /// The driver stages pageable memory by itself, slowly, so that several threads help.
-    Pageable(&'a CudaLane, DevicePtr),
-    /// Pinned memory is read and written by the device itself.
-    Pinned(&'a CudaLane, DevicePtr),
+    Cuda(Crossing<'a>),
 }
 
-impl<'a> Crossing<'a> {
-    fn new(lane: &'a Lane, site: &'a Site, copy: &HostCopy) -> Result<Self, SwapError> {
+impl<'a> Course<'a> {
+    fn new(lane: &'a Lane, site: &'a Site, copy: &'a HostCopy) -> Result<Self, SwapError> {
         let mismatch = SwapError::Mismatch { site: site.bytes(), copy: copy.bytes() };
         if site.bytes() != copy.bytes() {
             return Err(mismatch);
         }
         match (lane, site) {
             (Lane::Host, Site::Host(site)) => Ok(Self::Host(site)),
-            (Lane::Cuda(lane), Site::Cuda(site)) if copy.is_registered() => {
-                Ok(Self::Pinned(lane, site.ptr()))
-            }
-            (Lane::Cuda(lane), Site::Cuda(site)) => Ok(Self::Pageable(lane, site.ptr())),
+            (Lane::Cuda(lane), Site::Cuda(site)) => Ok(Self::Cuda(Crossing { lane, at: site.ptr(), copy })),
             (Lane::Host, Site::Cuda(_)) | (Lane::Cuda(_), Site::Host(_)) => Err(mismatch),
         }
     }
 }
 
-/// Each piece is carried and then summed by the same thread.
-fn in_turn(
-    copy: &HostCopy,
-    carry: impl Fn(usize) -> Result<(), CudaError> + Sync,
-    sum: impl Fn(usize) -> Result<(), SwapError> + Sync,
-) -> Result<(), SwapError> {
-    let pieces = Pieces::all(Sums::pieces(copy.bytes()));
-    work(&pieces, |piece| carry(piece).map_err(SwapError::Cuda).and_then(|()| sum(piece)), || ()).0
+/// Copies host memory out. Each piece is copied and then summed by the same thread.
+///
+/// # Safety
+/// As [`Lane::out`].
+unsafe fn out_here(from: &HostSite, copy: &HostCopy) -> Sums {
+    let sums = SumsBeingMade::of(copy.bytes());
+    let each = |piece| {
+        // SAFETY: the caller's promise, for both ranges; each piece is copied by one thread.
+        unsafe { copy_here(from, copy, piece, Way::Out) };
+        // SAFETY: the piece is across, and the caller vouches that nothing else writes to the copy.
+        sums.set(piece, unsafe { copy.bytes_of(piece) });
+        Ok::<_, Infallible>(())
+    };
+    let (Ok(()), ()) = work(&Pieces::all(Sums::pieces(copy.bytes())), each, || ());
+    sums.done()
+}
+
+/// # Safety
+/// As [`Lane::back`].
+unsafe fn back_here(to: &HostSite, copy: &HostCopy, sums: &Sums) -> Result<(), SwapError> {
+    let each = |piece| {
+        // SAFETY: as in `out_here`.
+        unsafe { copy_here(to, copy, piece, Way::Back) };
+        // SAFETY: the caller vouches that nothing writes to the copy.
+        let found = sums.kind().of(unsafe { copy.bytes_of(piece) });
+        sums.check(piece, found, copy.bytes())
+    };
+    work(&Pieces::all(Sums::pieces(copy.bytes())), each, || ()).0
 }
 
 /// Copies a piece between host memory and host memory.
 ///
 /// # Safety
 /// There is memory at the site; nothing writes to the source or uses the target meanwhile.
-unsafe fn copy_here(site: &HostSite, copy: &HostCopy, piece: usize, way: Way) -> Result<(), CudaError> {
+unsafe fn copy_here(site: &HostSite, copy: &HostCopy, piece: usize, way: Way) {
     let (there, bytes) = copy.piece(piece);
     // SAFETY: site and copy have the same size, so that the piece lies inside of both; the caller vouches for the rest.
     unsafe {
@@ -197,7 +187,6 @@ unsafe fn copy_here(site: &HostSite, copy: &HostCopy, piece: usize, way: Way) ->
             Way::Back => here.copy_from_nonoverlapping(there, size(bytes)),
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -242,7 +231,7 @@ mod tests {
         // SAFETY: nothing else uses the memory.
         let (sums, vacated) = unsafe { Lane::Host.out(&site, &copy, || site.vacate()) }.unwrap();
         vacated.unwrap();
-        assert_eq!(sums.len(), 4);
+        assert_eq!((sums.len(), sums.kind()), (4, SumKind::Host));
         PLACES.iter().for_each(|(at, byte)| assert_eq!(read(&arena, *at), *byte));
         site.occupy(&[(second.as_fd(), SIZE)]).unwrap();
         // SAFETY: as above.

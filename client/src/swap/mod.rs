@@ -11,7 +11,7 @@
 //! let mapping = Mapping::of_descriptors(&context, &[(chunk.as_fd(), mib(64))])?;
 //! let (site, copy) = (Site::of(&mapping), HostCopy::map(memfd.as_fd(), mib(64))?);
 //! copy.register(&context)?; // once, ahead of time
-//! let lane = Lane::cuda(&context)?;
+//! let lane = Lane::cuda(&context)?; // likewise
 //! // SAFETY: no work of this process uses the memory now.
 //! let (sums, gone) = unsafe { lane.out(&site, &copy, || site.vacate()) }?;
 //! gone?;
@@ -23,6 +23,7 @@
 //! ```
 
 mod crew;
+mod crossing;
 mod cuda_lane;
 mod host_copy;
 mod lane;
@@ -33,4 +34,4 @@ pub use cuda_lane::CudaLane;
 pub use host_copy::HostCopy;
 pub use lane::{Lane, SwapError};
 pub use site::Site;
-pub use sums::{PIECE, Sums};
+pub use sums::{PIECE, SumKind, Sums};

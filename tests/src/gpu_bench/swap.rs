@@ -38,7 +38,9 @@ const CYCLES: usize = 50;
 /// Runs it on the device of this context.
 pub(super) fn run(context: &Context) -> anyhow::Result<()> {
     let plain = Plain::new(context, PLAIN_BUFFER)?;
+    let kind = Lane::cuda(context)?.sum_kind();
     println!("\nswap engine beside one plain pinned copy (over {PLAIN_BUFFER} at most), GB/s, medians");
+    println!("check sums are made {kind}");
     println!(
         "{:>8} {:>10} {:>10} {:>8} {:>10} {:>10} {:>8} {:>8}",
         "size", "out", "plain", "ratio", "in", "plain", "ratio", "at once"
@@ -71,7 +73,8 @@ fn fits(context: &Context, on_card: Bytes, on_host: Bytes) -> anyhow::Result<boo
 }
 
 fn one_way(context: &Context, plain: &Plain, bytes: Bytes, rounds: usize) -> anyhow::Result<()> {
-    let (out_lane, back_lane) = (Lane::cuda(context)?, Lane::cuda(context)?);
+    let out_lane = Lane::cuda(context)?;
+    let back_lane = out_lane.another()?;
     let mut segment = Segment::new(context, bytes, 1)?;
     let (mut out, mut plain_out, mut plain_back) = (vec![], vec![], vec![]);
     let (mut back, mut at_once) = (vec![], vec![]);
@@ -108,7 +111,8 @@ fn one_way(context: &Context, plain: &Plain, bytes: Bytes, rounds: usize) -> any
 }
 
 fn exchange(context: &Context, plain: &Plain, bytes: Bytes, rounds: usize) -> anyhow::Result<()> {
-    let (out_lane, back_lane) = (Lane::cuda(context)?, Lane::cuda(context)?);
+    let out_lane = Lane::cuda(context)?;
+    let back_lane = out_lane.another()?;
     let (mut here, mut away) = (Segment::new(context, bytes, 1)?, Segment::new(context, bytes, 2)?);
     let (mut sums, _) = away.out(&out_lane)?;
     let (mut times, mut plain_times) = (vec![], vec![]);
@@ -138,7 +142,8 @@ fn exchange(context: &Context, plain: &Plain, bytes: Bytes, rounds: usize) -> an
 
 /// Goes and comes back many times: what the host has left before and after.
 fn flat(context: &Context) -> anyhow::Result<()> {
-    let (out_lane, back_lane) = (Lane::cuda(context)?, Lane::cuda(context)?);
+    let out_lane = Lane::cuda(context)?;
+    let back_lane = out_lane.another()?;
     let mut segment = Segment::new(context, gib(1), 3)?;
     let mut cycle = || -> anyhow::Result<()> {
         let (sums, _) = segment.out(&out_lane)?;

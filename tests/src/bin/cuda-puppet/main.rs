@@ -104,9 +104,8 @@ impl Puppet {
                     "lease" | "allocate" | "touch" | "check" | "free-all" | "release-lease" => {
                         self.as_tenant(verb, rest)
                     }
-                    "swap-map" | "swap-fill" | "swap-check" | "swap-out" | "swap-back" => {
-                        self.as_swapper(verb, rest)
-                    }
+                    "swap-map" | "swap-fill" | "swap-check" | "swap-out" | "swap-back" | "swap-vacate"
+                    | "swap-lane" => self.as_swapper(verb, rest),
                     "alloc" | "free" | "ipc" | "open" | "close" => self.legacy(verb, rest),
                     _ => self.vmm(verb, rest),
                 };
@@ -197,7 +196,7 @@ impl Puppet {
     /// `create NAME DEVICE SIZE`, `release NAME`, `drop NAME`, `reserve NAME SIZE`,
     /// `map RANGE NAME OFFSET`, `access RANGE DEVICE rw|ro`, `unmap RANGE`, `unreserve RANGE`,
     /// `fill NAME DEVICE OFFSET BYTE SIZE`, `read NAME DEVICE OFFSET SIZE`, `base NAME`,
-    /// `ipc-of NAME DEVICE`.
+    /// `ipc-of NAME DEVICE`, `sums NAME DEVICE SIZE`.
     fn vmm(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
         match (verb, words) {
             ("create", [name, number, size]) => {
@@ -228,6 +227,9 @@ impl Puppet {
             }
             ("ipc-of", [name, number]) => return self.ipc_of(name, number),
             ("read", [name, number, at, size]) => return self.read(name, number, at, size),
+            ("sums", [name, number, size]) => {
+                return trials::sums(self.in_context(number.parse()?)?, self.ptr(name)?, bytes(size)?);
+            }
             _ => return Err(format!("{verb} {words:?} is no command").into()),
         }
         Ok(String::new())
@@ -304,6 +306,8 @@ impl Puppet {
             ("swap-check", [seed]) => swapper.check(seed.parse()?),
             ("swap-out", []) => swapper.out(),
             ("swap-back", sizes) => swapper.back(&chunks(sizes)?),
+            ("swap-vacate", []) => swapper.vacate(),
+            ("swap-lane", []) => swapper.renew_lane(),
             _ => Err(format!("{verb} {words:?} is no command").into()),
         }
     }

@@ -42,8 +42,10 @@ impl Swapper {
         // SAFETY: the puppet does one command at a time, and each is done when it answers.
         let (sums, vacated) = unsafe { self.lane.out(&self.site, &self.copy, || self.site.vacate()) }?;
         vacated?;
+        let memory = if self.copy.is_registered() { "pinned" } else { "pageable" };
+        let said = format!("{memory}, sums {}", sums.kind());
         self.sums = Some(sums);
-        Ok(if self.copy.is_registered() { "pinned" } else { "pageable" }.to_owned())
+        Ok(said)
     }
 
     /// Maps these chunks where it was and copies it back in.
@@ -53,6 +55,22 @@ impl Swapper {
         // SAFETY: as above.
         unsafe { self.lane.back(&self.site, &self.copy, sums) }?;
         Ok(self.address())
+    }
+
+    /// Gives the memory up again, after a way back that failed.
+    pub(crate) fn vacate(&mut self) -> Result<String, Box<dyn Error>> {
+        // SAFETY: as above.
+        unsafe { self.site.vacate() }?;
+        Ok(String::new())
+    }
+
+    /// Makes the lane anew.
+    pub(crate) fn renew_lane(&mut self) -> Result<String, Box<dyn Error>> {
+        self.lane = match &self.mapped {
+            Some((context, _)) => Lane::cuda(context)?,
+            None => Lane::Host,
+        };
+        Ok(String::new())
     }
 
     /// Its first address.

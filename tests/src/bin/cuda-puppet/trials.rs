@@ -6,10 +6,10 @@ use std::ptr::NonNull;
 
 use gpulease_cuda::cudarc::driver::{CudaContext, sys};
 use gpulease_cuda::{
-    Context, CudaError, Device, DeviceMemory, Driver, HostRegistration, Mapping, PinnedMemory, Stream,
-    ViewError,
+    Context, CudaError, Device, DeviceMemory, DevicePtr, Driver, HostRegistration, Mapping, PieceSums,
+    PinnedMemory, Stream, ViewError, sum_of_piece,
 };
-use gpulease_words::{Bytes, GRANULARITY};
+use gpulease_words::{Bytes, GRANULARITY, mib};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 
@@ -180,4 +180,30 @@ pub(crate) fn register(context: &Context) -> Result<String, Box<dyn Error>> {
     let second = unsafe { HostRegistration::register(context, start, size) };
     drop(first);
     Ok(second.err().as_ref().map_or("registered twice", CudaError::name).to_owned())
+}
+
+/// The sums of a range, in pieces of 16 MiB, by device and host: all at once, and each piece by itself. Says them where
+/// they agree.
+pub(crate) fn sums(context: &Context, at: DevicePtr, bytes: Bytes) -> Result<String, Box<dyn Error>> {
+    let piece = mib(16);
+    let first = PieceSums::new(context, piece)?;
+    let second = first.another()?;
+    let (mut all, mut each) = (first.begin(), second.begin());
+    // SAFETY: the puppet does one command at a time, so that nobody writes; a range that is not mapped is refused.
+    unsafe { all.add(at, bytes) }?;
+    let mut host = vec![0; usize::try_from(bytes.get())?];
+    // SAFETY: as above.
+    unsafe { context.copy_to_host(&mut host, at) }?;
+    let mut expected = Vec::new();
+    for (index, part) in (0..).zip(host.chunks(usize::try_from(piece.get())?)) {
+        expected.push(sum_of_piece(part));
+        let here = at.offset(Bytes::new(index * piece.get()));
+        // SAFETY: as above.
+        unsafe { each.add(here, Bytes::new(part.len() as u64)) }?;
+    }
+    let (all, each) = (all.wait()?, each.wait()?);
+    if all != expected || each != expected {
+        return Err(format!("sums differ: {all:x?} and {each:x?}, not {expected:x?}").into());
+    }
+    Ok(format!("{all:x?}"))
 }

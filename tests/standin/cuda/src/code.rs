@@ -41,7 +41,9 @@ codes! {
     DEVICE_UNAVAILABLE = 46, "CUDA-capable device(s) is/are busy or unavailable";
     NO_DEVICE = 100, "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "invalid device ordinal";
+    INVALID_IMAGE = 200, "device kernel image is invalid";
     INVALID_CONTEXT = 201, "invalid device context";
+    NO_BINARY_FOR_GPU = 209, "no kernel image is available for execution on the device";
     ECC_UNCORRECTABLE = 214, "uncorrectable ECC error encountered";
     OPERATING_SYSTEM = 304, "OS call failed or operation not supported on this OS";
     INVALID_HANDLE = 400, "invalid resource handle";

@@ -12,6 +12,7 @@ use crate::addresses::Addresses;
 use crate::code::{Code, Outcome};
 use crate::context::Contexts;
 use crate::host::HostMemory;
+use crate::modules::Modules;
 use crate::pointer::put;
 use crate::stream::Queues;
 use crate::vmm::Handles;
@@ -35,6 +36,7 @@ pub(crate) struct State {
     pub(crate) contexts: Contexts,
     pub(crate) queues: Queues,
     pub(crate) host: HostMemory,
+    pub(crate) modules: Modules,
 }
 
 /// Memory that this process holds, booked on it until dropped.

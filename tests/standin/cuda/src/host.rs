@@ -16,6 +16,21 @@ pub(crate) struct HostMemory {
     registered: BTreeMap<usize, usize>,
 }
 
+impl HostMemory {
+    /// Whether all of a range is pinned memory, of either kind, which a device may use at its host address.
+    pub(crate) fn is_pinned(&self, at: u64, size: u64) -> bool {
+        let Some((at, end)) =
+            usize::try_from(at).ok().zip(at.checked_add(size).and_then(|end| usize::try_from(end).ok()))
+        else {
+            return false;
+        };
+        let holds = |book: &BTreeMap<usize, usize>| {
+            book.range(..=at).next_back().is_some_and(|(&start, &length)| end <= start + length)
+        };
+        holds(&self.allocated) || holds(&self.registered)
+    }
+}
+
 entry_points! {
     fn cuMemHostAlloc(driver, out: *mut *mut c_void, size: usize, _flags: u32) {
         driver.current_device()?;

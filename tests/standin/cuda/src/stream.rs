@@ -144,36 +144,6 @@ entry_points! {
         // SAFETY: as above.
         unsafe { elapsed(driver, out, start, end) }
     }
-
-    fn cuModuleLoadData(_driver, _out: *mut *mut c_void, _image: *const c_void) {
-        Err(Code::NOT_SUPPORTED)
-    }
-
-    fn cuModuleGetFunction(_driver, _out: *mut *mut c_void, _module: *mut c_void, _name: *const c_void) {
-        Err(Code::NOT_SUPPORTED)
-    }
-
-    fn cuModuleUnload(_driver, _module: *mut c_void) {
-        Err(Code::NOT_SUPPORTED)
-    }
-}
-
-#[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments, reason = "they are the driver's")]
-unsafe extern "C" fn cuLaunchKernel(
-    _function: *mut c_void,
-    _grid_x: u32,
-    _grid_y: u32,
-    _grid_z: u32,
-    _block_x: u32,
-    _block_y: u32,
-    _block_z: u32,
-    _shared: u32,
-    _stream: *mut c_void,
-    _arguments: *mut *mut c_void,
-    _extra: *mut *mut c_void,
-) -> u32 {
-    crate::driver::enter("cuLaunchKernel", |_driver| Err(Code::NOT_SUPPORTED))
 }
 
 /// # Safety
@@ -188,7 +158,7 @@ unsafe fn make_stream(driver: &Driver, out: *mut *mut c_void, flags: u32) -> Out
     unsafe { put(out, stream) }
 }
 
-fn check_stream(driver: &Driver, stream: *mut c_void) -> Outcome {
+pub(crate) fn check_stream(driver: &Driver, stream: *mut c_void) -> Outcome {
     driver.current_device()?;
     if driver.state().queues.is_stream(stream) { Ok(()) } else { Err(Code::INVALID_HANDLE) }
 }
