@@ -80,8 +80,9 @@ impl Body {
         self.away.load(Ordering::SeqCst)
     }
 
-    /// Makes the device's lanes and page-locks the host copy ahead of time, where the broker has had the kernel give its pages by now: else that
-    /// would take seconds, in which the segment could be neither moved nor dropped. Blocks, for about 40 ms a GiB.
+    /// Makes the device's lanes ahead of time, and page-locks the host copy where the broker has had the kernel give its
+    /// pages by now: else that would take seconds, in which the segment could be neither moved nor dropped. Blocks, for
+    /// about 40 ms a GiB.
     pub(crate) fn prepare(&self, gpus: &Gpus, lanes: &Lanes) -> Result<Prepared, MoveError> {
         // Before the lock is taken: the driver takes 0.1 s for the first.
         lanes.of(gpus, &self.device).map_err(|error| self.map(error))?;
