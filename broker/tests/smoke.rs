@@ -476,7 +476,7 @@ fn wrong_settings_end_it_with_the_right_code_and_a_sentence() {
         (&["--device", "host:4000TiB"], 78, &["the host has"]),
         (&["--config", good, "--log", "nonsense=="], 78, &["is no log level"]),
         (&["--device", "gpu"], 2, &["is no device"]),
-        (&["--hold", "all"], 2, &["--hold"]),
+        (&["--hold", "some"], 2, &["--hold"]),
     ] {
         let (got, text) = run(arguments);
         assert_eq!(got, Some(code), "{arguments:?}: {text}");
