@@ -1,6 +1,6 @@
 //! The state as plain data.
 
-use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SessionId};
 
 use crate::lease::Lease;
 use crate::line::ask::{Ask, Stage, Want};
@@ -27,6 +27,12 @@ impl Arbiter {
     #[must_use]
     pub fn lease(&self, lease: LeaseId) -> Option<LeaseView> {
         self.leases.get(&lease).map(|found| self.lease_view(lease, found))
+    }
+
+    /// What runs in a session's process.
+    #[must_use]
+    pub fn program(&self, session: SessionId) -> Option<&str> {
+        self.sessions.get(&session).map(|open| self.process(open.process).peer.program.as_str())
     }
 
     fn lease_view(&self, id: LeaseId, lease: &Lease) -> LeaseView {
