@@ -1,5 +1,6 @@
 //! What the broker says to an ask for a lease, update by update.
 
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use gpulease_proto::v1::{self, acquire_update::Update};
@@ -72,8 +73,16 @@ impl Updates {
 
     /// A stream that is dropped before its end is a broken one to the broker, and a grant over a
     /// broken one is taken back before long unless the lease is used.
-    pub(crate) fn read_to_end(mut self, session: &Session) {
-        session.engine.handle().spawn(async move { while let Ok(Some(_)) = self.next().await {} });
+    pub(crate) fn read_to_end(self, session: &Session) {
+        let mut rest = Box::pin(self.rest());
+        // Mostly the end came along with the grant.
+        if rest.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            session.engine.handle().spawn(rest);
+        }
+    }
+
+    async fn rest(mut self) {
+        while let Ok(Some(_)) = self.next().await {}
     }
 }
 

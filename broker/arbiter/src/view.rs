@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use crate::lease::Lease;
 use crate::line::ask::{Ask, Right, Stage, Want};
@@ -62,6 +62,12 @@ impl Arbiter {
     #[must_use]
     pub fn has_segment(&self, segment: SegmentId) -> bool {
         self.segments.contains_key(&segment)
+    }
+
+    /// What runs in a session's process.
+    #[must_use]
+    pub fn program(&self, session: SessionId) -> Option<&str> {
+        self.sessions.get(&session).map(|open| self.process(open.process).peer.program.as_str())
     }
 
     fn lease_view(&self, id: LeaseId, lease: &Lease) -> LeaseView {

@@ -59,7 +59,10 @@ impl Driver {
                 self.requests.insert(request, Pending::Plain(reply));
                 self.step(Event::Close { request, session });
             }
-            Act::Acquire { ask_name, terms, updates } => {
+            Act::Acquire { ask_name, mut terms, updates } => {
+                if terms.name.is_empty() {
+                    terms.name = self.arbiter.program(session).unwrap_or_default().to_owned();
+                }
                 let key = AskKey { session, name: ask_name };
                 if self.names_a_segment(key) {
                     return drop(updates.send(AskUpdate::Refused(NAME_IN_USE.into())));

@@ -21,13 +21,13 @@ pub(super) fn session(reference: Option<v1::SessionRef>) -> Result<Shown, Denial
     Ok(Shown { session: SessionId::new(reference.session_id), secret: reference.secret.to_vec() })
 }
 
-/// What an `Acquire` asks for; `program` names a lease that has no name.
-pub(super) fn terms(request: v1::AcquireRequest, program: &str) -> Result<Terms, Denial> {
-    let name = if request.name.is_empty() { program } else { request.name.as_str() };
+/// What an `Acquire` asks for. Where it has no name, its session's program is to give it one.
+pub(super) fn terms(request: v1::AcquireRequest) -> Result<Terms, Denial> {
+    let name = request.name.as_str();
     let reserve = rounded(request.reserve_bytes);
     let limit = if request.limit_bytes == 0 { reserve } else { rounded(request.limit_bytes) };
     Ok(Terms {
-        name: text::name(name).map_err(Denial::Malformed)?.to_owned(),
+        name: if name.is_empty() { "" } else { text::name(name).map_err(Denial::Malformed)? }.to_owned(),
         reserve,
         limit,
         devices: wish(request.devices)?,
@@ -120,8 +120,9 @@ mod tests {
         assert_eq!(rounded(1), mib(2));
         assert_eq!(rounded(0), Bytes::ZERO);
         assert_eq!(rounded(u64::MAX), Bytes::MAX.round_down());
-        let request = v1::AcquireRequest { reserve_bytes: 3 << 20, ..Default::default() };
-        let terms = terms(request, "train").expect("it makes sense");
+        let request =
+            v1::AcquireRequest { reserve_bytes: 3 << 20, name: "train".into(), ..Default::default() };
+        let terms = terms(request).expect("it makes sense");
         assert_eq!((terms.reserve, terms.limit, terms.name.as_str()), (mib(4), mib(4), "train"));
         assert_eq!(terms.patience, Patience::Endless);
     }
@@ -135,10 +136,10 @@ mod tests {
             Devices::TheseDevices(v1::DeviceList { indices: vec![0; 65] }),
         ] {
             let request = v1::AcquireRequest { devices: Some(devices), ..Default::default() };
-            assert!(matches!(terms(request, "train"), Err(Denial::Malformed(_))));
+            assert!(matches!(terms(request), Err(Denial::Malformed(_))));
         }
         let request = v1::AcquireRequest { name: "a\x1b[0m".into(), ..Default::default() };
-        assert!(matches!(terms(request, "train"), Err(Denial::Malformed(_))));
+        assert!(matches!(terms(request), Err(Denial::Malformed(_))));
         assert!(segment_wish(&v1::AllocateRequest { kind: 77, ..Default::default() }).is_err());
         assert!(matches!(session(None), Err(Denial::NoSuchSession)));
     }

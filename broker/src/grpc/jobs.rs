@@ -26,8 +26,10 @@ impl Jobs for Services {
     async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<SessionStream> {
         let caller = caller(&request)?;
         let v1::OpenRequest { program, rejoin, .. } = request.into_inner();
-        let program =
-            if program.is_empty() { program_of(caller.process.pid()) } else { text::shown(&program) };
+        let program = match text::shown(&program) {
+            blank if blank.trim().is_empty() => program_of(caller.process.pid()),
+            program => program,
+        };
         let rejoin = rejoin
             .map(|reference| session(Some(reference)))
             .transpose()
@@ -145,8 +147,7 @@ impl Services {
     ) -> Result<AskStream<v1::AcquireUpdate>, Refusal> {
         let shown = session(request.session.clone())?;
         let ask_name = request.ask_name;
-        let program = if request.name.is_empty() { program_of(caller.process.pid()) } else { String::new() };
-        let ask = self.desk.acquire(caller, shown, ask_name, terms(request, &program)?).await?;
+        let ask = self.desk.acquire(caller, shown, ask_name, terms(request)?).await?;
         Ok(AskStream::follow(ask, self).await)
     }
 

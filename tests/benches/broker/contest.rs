@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use gpulease_tests::mapped::Mapped;
 use gpulease_tests::programs::program;
 use gpulease_tests::wire::{HandOver, Wire, granted};
 use gpulease_words::{Bytes, gib};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 
 /// Turns of each contestant.
 pub(crate) const ROUNDS: usize = 1_001;
@@ -52,14 +52,31 @@ impl Drop for Echo {
     }
 }
 
+/// A connection with a runtime of one thread to itself, as the library has it: one that another contestant keeps
+/// warm would be quicker.
+struct Bare {
+    runtime: Runtime,
+    wire: Wire,
+}
+
+impl Bare {
+    fn connect(socket: &Path) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a process gets threads");
+        let wire = runtime.block_on(Wire::connect(socket)).expect("the server is ready");
+        Self { runtime, wire }
+    }
+}
+
 /// Everybody who takes part.
 struct Ring {
+    /// The library needs none; this has no thread.
     runtime: Runtime,
     client: Client,
     lease: Lease,
-    bare: Wire,
+    bare: Bare,
     bare_lease: u64,
-    echo: Wire,
+    echo: Bare,
     names: u64,
     _servers: (Daemon, Echo),
 }
@@ -110,20 +127,21 @@ pub(crate) fn run(criterion: &mut Criterion) -> Vec<Ratio> {
 
 impl Ring {
     fn new() -> Self {
-        let runtime = Runtime::new().expect("a process gets threads");
-        let (daemon, echo) = (Daemon::on_host("4GiB"), Echo::start());
-        let (client, lease, bare, bare_lease, echo_wire) = runtime.block_on(async {
+        let runtime = Builder::new_current_thread().build().expect("it takes nothing");
+        let (daemon, server) = (Daemon::on_host("4GiB"), Echo::start());
+        let (client, lease) = runtime.block_on(async {
             let client = Client::connect_to(daemon.socket()).await.expect("the daemon is ready");
             let lease = client.lease(ROOM).acquire().await.expect("there is room");
-            let mut bare = Wire::connect(&daemon.socket()).await.expect("the daemon is ready");
-            bare.open().await.expect("everybody may");
-            let ask = bare.acquire(bare.ask(u64::MAX, ROOM, ROOM)).await.expect("there is room");
-            let (first, mut updates) = ask;
-            let bare_lease = granted(first, &mut updates).await.expect("there is room").lease_id;
-            let echo_wire = Wire::connect(&echo.socket()).await.expect("the echo is ready");
-            (client, lease, bare, bare_lease, echo_wire)
+            (client, lease)
         });
-        Self { runtime, client, lease, bare, bare_lease, echo: echo_wire, names: 0, _servers: (daemon, echo) }
+        let (mut bare, echo) = (Bare::connect(&daemon.socket()), Bare::connect(&server.socket()));
+        let bare_lease = bare.runtime.block_on(async {
+            bare.wire.open().await.expect("everybody may");
+            let ask = bare.wire.acquire(bare.wire.ask(u64::MAX, ROOM, ROOM)).await.expect("there is room");
+            let (first, mut updates) = ask;
+            granted(first, &mut updates).await.expect("there is room").lease_id
+        });
+        Self { runtime, client, lease, bare, bare_lease, echo, names: 0, _servers: (daemon, server) }
     }
 
     fn library_acquires(&mut self) -> Duration {
@@ -139,11 +157,11 @@ impl Ring {
     fn bare_acquires(&mut self) -> Duration {
         self.names += 1;
         let name = self.names;
-        self.runtime.block_on(async {
+        self.bare.runtime.block_on(async {
             let start = Instant::now();
-            let lease = acquire(&self.bare, name).await;
+            let lease = acquire(&self.bare.wire, name).await;
             let took = start.elapsed();
-            self.bare.release(lease).await.expect("it is ours");
+            self.bare.wire.release(lease).await.expect("it is ours");
             took
         })
     }
@@ -151,9 +169,9 @@ impl Ring {
     fn echo_acquires(&mut self) -> Duration {
         self.names += 1;
         let name = self.names;
-        self.runtime.block_on(async {
+        self.echo.runtime.block_on(async {
             let start = Instant::now();
-            acquire(&self.echo, name).await;
+            acquire(&self.echo.wire, name).await;
             start.elapsed()
         })
     }
@@ -169,20 +187,20 @@ impl Ring {
     }
 
     fn bare_allocates(&mut self) -> Duration {
-        self.runtime.block_on(async {
+        self.bare.runtime.block_on(async {
             let start = Instant::now();
-            let (segment, mapped) = allocate(&self.bare, self.bare_lease).await;
+            let (segment, mapped) = allocate(&self.bare.wire, self.bare_lease).await;
             let took = start.elapsed();
             drop(mapped);
-            self.bare.free(self.bare_lease, segment).await.expect("it is ours");
+            self.bare.wire.free(self.bare_lease, segment).await.expect("it is ours");
             took
         })
     }
 
     fn echo_allocates(&mut self) -> Duration {
-        self.runtime.block_on(async {
+        self.echo.runtime.block_on(async {
             let start = Instant::now();
-            let mapped = allocate(&self.echo, 1).await;
+            let mapped = allocate(&self.echo.wire, 1).await;
             let took = start.elapsed();
             drop(mapped);
             took

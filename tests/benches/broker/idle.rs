@@ -7,26 +7,29 @@ use gpulease_tests::member::Stage;
 use gpulease_tests::proc::Proc;
 use gpulease_words::{gib, mib};
 
-/// Long enough for ten looks of the witness.
-const WINDOW: Duration = Duration::from_secs(10);
+/// Long enough for sixty looks of the witness.
+const WINDOW: Duration = Duration::from_secs(60);
 
+/// Several brokers side by side, each by the time that its threads ran.
 pub(crate) fn run() {
-    println!("\nan idle broker, over {} s each", WINDOW.as_secs());
-    for (what, stage) in
-        [("on host memory", Stage::Host), ("on a stand-in card, with its witness", Stage::standin("8GiB"))]
-    {
-        let daemon = stage.daemon(gib(1));
-        println!("{what}: {}", share(Proc(daemon.pid())));
-    }
-    let daemon = Stage::Host.daemon(mib(256));
-    let crowd = Size { processes: 1, sessions: 100, leases: 1 }.gather(&daemon);
-    println!("on host memory, 100 sessions: {}", share(Proc(daemon.pid())));
-    drop(crowd);
-}
-
-fn share(process: Proc) -> String {
-    let (before, start) = (process.run_time(), Instant::now());
+    let standin = Stage::standin("8GiB");
+    let host = Stage::Host.daemon(gib(1));
+    let card = standin.daemon(gib(1));
+    let visited = Stage::Host.daemon(mib(256));
+    let crowd = Size { processes: 1, sessions: 100, leases: 1 }.gather(&visited);
+    let brokers = [
+        ("on host memory", &host),
+        ("on a stand-in card, with its witness", &card),
+        ("on host memory, 100 sessions", &visited),
+    ];
+    let ran = || brokers.map(|(_, daemon)| Proc(daemon.pid()).run_time());
+    let (before, start) = (ran(), Instant::now());
     std::thread::sleep(WINDOW);
-    let used = process.run_time().saturating_sub(before).as_secs_f64() / start.elapsed().as_secs_f64();
-    format!("{:.4} % of a core", used * 100.0)
+    let (after, took) = (ran(), start.elapsed());
+    println!("\nidle brokers, over {} s", WINDOW.as_secs());
+    for ((what, _), (before, after)) in brokers.into_iter().zip(before.into_iter().zip(after)) {
+        let share = after.saturating_sub(before).as_secs_f64() / took.as_secs_f64();
+        println!("{what}: {:.4} % of a core", share * 100.0);
+    }
+    drop(crowd);
 }

@@ -15,11 +15,11 @@ use criterion::Criterion;
 fn main() {
     let mut criterion = Criterion::default().sample_size(50).configure_from_args();
     let ratios = contest::run(&mut criterion);
-    crowded::run(&mut criterion);
-    idle::run();
     println!("\nmedians of {} rounds in turns", contest::ROUNDS);
     for ratio in ratios {
         println!("{ratio}");
     }
+    crowded::run(&mut criterion);
+    idle::run();
     criterion.final_summary();
 }
