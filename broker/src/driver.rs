@@ -271,7 +271,7 @@ impl Driver {
             }
             Command::Budgets { request, budgets, groups, reply } => {
                 self.requests.insert(request, Pending::Budgets { groups, reply });
-                return self.step(Event::SetBudgets { request, budgets: *budgets });
+                return self.step(Event::SetBudgets { request, budgets });
             }
             Command::Ask { body, .. } if self.mode == Mode::Stopping => {
                 return body.refuse(Refusal::Stopping);

@@ -251,7 +251,7 @@ impl Arbiter {
                 self.answer(request, |a| a.pin(request, session, lease))
             }
             Event::SetBudgets { request, budgets } => {
-                self.answer(request, |a| a.set_budgets(request, budgets))
+                self.answer(request, |a| a.set_budgets(request, *budgets))
             }
         }
     }

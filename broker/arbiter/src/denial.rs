@@ -113,6 +113,9 @@ impl Denial {
 
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(said) = self.say_of_stores(f) {
+            return said;
+        }
         match self {
             Self::OverBudget { account, limit, asked, overhead } if overhead.is_zero() => {
                 write!(f, "{asked} is over the limit of {limit} of {account}; ask for less, or ask the operator for a larger limit")
@@ -125,10 +128,6 @@ impl fmt::Display for Denial {
             Self::AccountFull { account, limit, charged, asked } => write!(
                 f,
                 "{account} holds {charged} of its limit of {limit}, so {asked} more is over it now; wait for its other leases, or release one"
-            ),
-            Self::AccountDue { account, limit, charged, asked } => write!(
-                f,
-                "{account} holds {charged} of its limit of {limit}, but what is left is due to asks that have waited longer than this one for {asked}; wait for it"
             ),
             Self::TooLarge { asked, overhead, largest } if overhead.is_zero() => {
                 write!(f, "{asked} is more than any device here can give; ask for at most {largest}")
@@ -178,33 +177,66 @@ impl fmt::Display for Denial {
             Self::EndedByOther => f.write_str("the lease was given back from outside this program"),
             Self::OutOfIds => f.write_str("the ids of this broker are used up; the operator has to restart it"),
             Self::NotAllowed(why) => f.write_str(why),
-            Self::Suspended => {
-                f.write_str("the lease is suspended, or on its way out or back; enter it first, which waits for its memory")
-            }
-            Self::ArenaFull { capacity, free, asked } => write!(
+            Self::AccountDue { .. }
+            | Self::Suspended
+            | Self::ArenaFull { .. }
+            | Self::PinnedFull { .. }
+            | Self::GuaranteesTooLarge { .. }
+            | Self::GuaranteeOverParent { .. }
+            | Self::GuaranteeOverLimit { .. }
+            | Self::GuaranteeUncounted { .. } => unreachable!("said above"),
+        }
+    }
+}
+
+impl Denial {
+    /// The words about guarantees, what is pinned, the arena and what is away.
+    fn say_of_stores(&self, f: &mut fmt::Formatter<'_>) -> Option<fmt::Result> {
+        if let Self::AccountDue { account, limit, charged, asked } = self {
+            return Some(write!(
+                f,
+                "{account} holds {charged} of its limit of {limit}, but what is left is due to asks that have waited longer than this one for {asked}; wait for it"
+            ));
+        }
+        if let Self::Suspended = self {
+            return Some(f.write_str("the lease is suspended, or on its way out or back; enter it first, which waits for its memory"));
+        }
+        if let Self::ArenaFull { capacity, free, asked } = self {
+            return Some(write!(
                 f,
                 "a host copy of {asked} is needed so that this can be suspended, and {free} of {capacity} of host memory are free; wait, ask for a pinned lease, or have the operator raise `arena`"
-            ),
-            Self::PinnedFull { device, pinned_max, pinned, asked } => write!(
+            ));
+        }
+        if let Self::PinnedFull { device, pinned_max, pinned, asked } = self {
+            return Some(write!(
                 f,
                 "{asked} that can't be moved are asked for, and {pinned} of at most {pinned_max} of device {device} are pinned already; wait, ask for a lease that may be suspended, or have the operator raise `pinned_max`"
-            ),
-            Self::GuaranteesTooLarge { device, capacity, guarantees, pinned_max, headroom } => write!(
+            ));
+        }
+        if let Self::GuaranteesTooLarge { device, capacity, guarantees, pinned_max, headroom } = self {
+            return Some(write!(
                 f,
                 "guarantees of {guarantees}, {pinned_max} that may be pinned and {headroom} of headroom are more than the {capacity} of device {device}; lower one of them"
-            ),
-            Self::GuaranteeOverParent { account, guarantee, children } => write!(
+            ));
+        }
+        if let Self::GuaranteeOverParent { account, guarantee, children } = self {
+            return Some(write!(
                 f,
                 "the users of {account} have guarantees of {children} together, and it has {guarantee}; raise its own, or lower one of theirs"
-            ),
-            Self::GuaranteeOverLimit { account, guarantee, limit } => write!(
+            ));
+        }
+        if let Self::GuaranteeOverLimit { account, guarantee, limit } = self {
+            return Some(write!(
                 f,
                 "{account} has a guarantee of {guarantee} and may have at most {limit}; lower the guarantee, or raise the limit"
-            ),
-            Self::GuaranteeUncounted { account } => write!(
+            ));
+        }
+        if let Self::GuaranteeUncounted { account } = self {
+            return Some(write!(
                 f,
                 "a guarantee of {account} would be promised to any number of accounts; give it to a group or to a user by name"
-            ),
+            ));
         }
+        None
     }
 }

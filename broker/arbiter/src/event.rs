@@ -203,5 +203,5 @@ pub enum Event {
     /// The lease is to stay where it is from now on: it exports memory, say (grpc). Answered by `Done` or `Denied`.
     Pin { request: RequestId, session: SessionId, lease: LeaseId },
     /// All budgets anew (an operator, or the file read again). Answered by `Done` or `Denied`; nobody loses what he has.
-    SetBudgets { request: RequestId, budgets: Budgets },
+    SetBudgets { request: RequestId, budgets: Box<Budgets> },
 }

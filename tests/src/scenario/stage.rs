@@ -96,7 +96,7 @@ impl Stage {
         }
         let budgets = self.setting.budgets();
         let request = self.ask(text);
-        let said = self.handle(Event::SetBudgets { request, budgets });
+        let said = self.handle(Event::SetBudgets { request, budgets: Box::new(budgets) });
         Ok(self.tell(said, Some(request)))
     }
 

@@ -127,9 +127,10 @@ impl Storm {
                 bytes: mib(2 * self.under(4)),
                 within: Duration::from_secs(self.under(10)),
             },
-            97 if self.under(4) == 0 => {
-                Event::SetBudgets { request: self.request("budgets", process), budgets: self.budgets() }
-            }
+            97 if self.under(4) == 0 => Event::SetBudgets {
+                request: self.request("budgets", process),
+                budgets: Box::new(self.budgets()),
+            },
             _ => Event::Freed { segment },
         }
     }

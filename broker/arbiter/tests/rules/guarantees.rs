@@ -17,7 +17,7 @@ fn users(of: impl IntoIterator<Item = (u32, Budget)>) -> Budgets {
 }
 
 fn set(desk: &mut Desk, budgets: Budgets) -> Answer {
-    desk.ask(|request| Event::SetBudgets { request, budgets })
+    desk.ask(|request| Event::SetBudgets { request, budgets: Box::new(budgets) })
 }
 
 #[test]

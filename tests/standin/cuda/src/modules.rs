@@ -95,7 +95,7 @@ unsafe extern "C" fn cuLaunchKernel(
         if grid_x == 0 || block_x == 0 || block_x > 1024 || arguments.is_null() || !extra.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        if shape != (1, 1, 1, 1, 0) || block_x % 32 != 0 {
+        if shape != (1, 1, 1, 1, 0) || !block_x.is_multiple_of(32) {
             return Err(Code::NOT_SUPPORTED);
         }
         // SAFETY: the header wants a pointer for each parameter of the function, which has four of 64 bits.
@@ -117,7 +117,10 @@ impl Sums {
         let writable =
             state.host.is_pinned(self.to, room) || state.addresses.allows(self.to, room, Access::Write);
         // The kernel reads pairs of words, and a block past the end would read whatever is there.
-        let even = self.at % 16 == 0 && self.words % 2 == 0 && self.piece % 2 == 0 && self.to % WORD == 0;
+        let even = self.at.is_multiple_of(16)
+            && self.words.is_multiple_of(2)
+            && self.piece.is_multiple_of(2)
+            && self.to.is_multiple_of(WORD);
         if !readable || !writable || !even || begin(blocks - 1) > self.words {
             return Err(Code::ILLEGAL_ADDRESS);
         }
