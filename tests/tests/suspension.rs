@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test, helpers included")]
 
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -105,19 +106,35 @@ async fn an_idle_lease_makes_room_and_goes_on_where_it_was() {
     daemon.stop();
 }
 
-/// What a job of the rotation does at each step: every word counts on.
-fn work(client: &blocking::Client, name: &str, number: u64, steps: u64) -> (LeaseId, Duration) {
+/// What a job of the rotation does at each step: every word counts on. No job ends before each of the `jobs` had to make
+/// room once, however fast their steps are.
+fn work(
+    client: &blocking::Client,
+    name: &str,
+    number: u64,
+    moved: &AtomicUsize,
+    jobs: usize,
+) -> (LeaseId, Duration) {
     let lease = client.lease(mib(38)).name(name).acquire().unwrap();
     let mut segment = lease.allocate(mib(38)).unwrap();
     segment.as_mut_slice::<u64>(&lease.enter().unwrap()).unwrap().fill(number);
-    let mut longest = Duration::ZERO;
-    for step in 0..steps {
+    let observer = client.observe().unwrap();
+    let (mut longest, mut step, mut was_moved, begin) = (Duration::ZERO, 0, false, Instant::now());
+    while moved.load(Ordering::SeqCst) < jobs {
+        assert!(begin.elapsed() < PATIENCE, "{name} at step {step}: not all of them had to make room");
         let start = Instant::now();
         let resident = lease.entry().wait_at_most(PATIENCE).enter().unwrap();
         longest = longest.max(start.elapsed());
         let words = segment.as_mut_slice::<u64>(&resident).unwrap();
         assert!(words.iter().all(|word| *word == number + step), "{name} at step {step}");
         words.iter_mut().for_each(|word| *word += 1);
+        step += 1;
+        drop(resident);
+        let state = observer.status().unwrap();
+        let suspensions = state.leases.iter().find(|found| found.id == lease.id().get()).unwrap().suspensions;
+        if suspensions > 0 && !std::mem::replace(&mut was_moved, true) {
+            moved.fetch_add(1, Ordering::SeqCst);
+        }
     }
     (lease.id(), longest)
 }
@@ -127,11 +144,12 @@ fn three_jobs_that_want_sixty_percent_each_take_turns_and_finish() {
     let _guards = GUARDS.blocking_lock();
     let daemon = on_host();
     let client = blocking::Client::connect_to(daemon.socket()).unwrap();
+    let moved = &AtomicUsize::new(0);
     let longest = thread::scope(|scope| {
         let jobs: Vec<_> = (1..=3_u64)
             .map(|number| {
                 let client = client.clone();
-                scope.spawn(move || work(&client, &format!("job-{number}"), number * 1000, 20))
+                scope.spawn(move || work(&client, &format!("job-{number}"), number * 1000, moved, 3))
             })
             .collect();
         jobs.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>()
