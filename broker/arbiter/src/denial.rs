@@ -113,7 +113,7 @@ impl Denial {
 
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(said) = self.say_of_stores(f) {
+        if let Some(said) = self.say_of_shortage(f) {
             return said;
         }
         match self {
@@ -139,18 +139,9 @@ impl fmt::Display for Denial {
             Self::TooManyDevices { asked, present } => {
                 write!(f, "{asked} devices are asked for and this broker has {present}; ask for at most {present}")
             }
-            Self::BeyondLease { limit, held, asked } => write!(
-                f,
-                "the lease's limit is {limit} a device and it holds {held}, so {asked} more is above it; free something, or resize the lease"
-            ),
             Self::NoRoom { asked, room, device } => {
                 write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, or ask for less")
             }
-            Self::WaitOver { waited, short_by } => write!(
-                f,
-                "after {} there are still {short_by} missing; wait longer, or ask for less",
-                DurationText(*waited)
-            ),
             Self::TooMany { what, account, max } => {
                 write!(f, "{account} may have at most {max} {what} at one time; end one first")
             }
@@ -178,6 +169,8 @@ impl fmt::Display for Denial {
             Self::OutOfIds => f.write_str("the ids of this broker are used up; the operator has to restart it"),
             Self::NotAllowed(why) => f.write_str(why),
             Self::AccountDue { .. }
+            | Self::BeyondLease { .. }
+            | Self::WaitOver { .. }
             | Self::Suspended
             | Self::ArenaFull { .. }
             | Self::PinnedFull { .. }
@@ -190,8 +183,8 @@ impl fmt::Display for Denial {
 }
 
 impl Denial {
-    /// The words about guarantees, what is pinned, the arena and what is away.
-    fn say_of_stores(&self, f: &mut fmt::Formatter<'_>) -> Option<fmt::Result> {
+    /// The words about what is full or over for now, guarantees, what is pinned, the arena and what is away.
+    fn say_of_shortage(&self, f: &mut fmt::Formatter<'_>) -> Option<fmt::Result> {
         if let Self::AccountDue { account, limit, charged, asked } = self {
             return Some(write!(
                 f,
@@ -235,6 +228,19 @@ impl Denial {
             return Some(write!(
                 f,
                 "a guarantee of {account} would be promised to any number of accounts; give it to a group or to a user by name"
+            ));
+        }
+        if let Self::BeyondLease { limit, held, asked } = self {
+            return Some(write!(
+                f,
+                "the lease's limit is {limit} a device and it holds {held}, so {asked} more is above it; free something, or resize the lease"
+            ));
+        }
+        if let Self::WaitOver { waited, short_by } = self {
+            return Some(write!(
+                f,
+                "after {} there are still {short_by} missing; wait longer, or ask for less",
+                DurationText(*waited)
             ));
         }
         None
