@@ -101,7 +101,7 @@ impl Settings {
             ("state", self.state != other.state),
             ("arena", self.arena != other.arena),
             ("pinned_max", self.pinned_max != other.pinned_max),
-            ("bounds or graces", self.policy != other.policy),
+            ("bounds, graces or swap_rate", self.policy != other.policy),
             ("hold", self.hold != other.hold),
             ("headroom", self.headroom != other.headroom),
             ("log", self.log != other.log),

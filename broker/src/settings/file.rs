@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use gpulease_arbiter::Policy;
-use gpulease_words::{Size, parse_duration};
+use gpulease_words::{Bytes, Size, mib, parse_duration};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -33,6 +33,8 @@ pub(super) struct File {
     pub(super) headroom: Option<Size>,
     #[serde(deserialize_with = "text")]
     pub(super) pinned_max: Option<Size>,
+    #[serde(deserialize_with = "text")]
+    swap_rate: Option<Size>,
     pub(super) log: LogTable,
     bounds: BoundsTable,
     graces: GracesTable,
@@ -119,12 +121,26 @@ impl File {
             idle_after: graces.idle_after.unwrap_or(usual.idle_after),
             recall_deadline: graces.recall.unwrap_or(usual.recall_deadline),
             drain_deadline: graces.drain.unwrap_or(usual.drain_deadline),
+            swap_bytes_per_second: swap_rate(self.swap_rate, usual.swap_bytes_per_second)?,
             ..usual
         })
     }
 
     pub(super) fn accounts(&self) -> Result<Accounts, BadSetting> {
         Accounts::new(&self.host, &self.group.0, &self.user.0, &self.job.0)
+    }
+}
+
+/// Bytes a second; nothing below what a disk does, since waits of days would be promised.
+fn swap_rate(said: Option<Size>, usual: Bytes) -> Result<Bytes, BadSetting> {
+    match said {
+        None => Ok(usual),
+        Some(Size::Amount(rate)) if rate >= mib(64) => Ok(rate),
+        Some(_) => Err(BadSetting(
+            "swap_rate: write what surely moves between a device and host memory in a second, 64MiB or more, \
+             such as \"20GB\""
+                .to_owned(),
+        )),
     }
 }
 
@@ -196,7 +212,6 @@ fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::E
 mod tests {
     use super::*;
     use crate::device::cuda::Choice;
-    use gpulease_words::mib;
 
     const WHOLE: &str = r#"
         socket = "/run/lab/gpulease.sock"
@@ -204,6 +219,7 @@ mod tests {
         capacity = "90%"
         arena = "25%"
         pinned_max = "8GiB"
+        swap_rate = "50GB"
         [log]
         level = "debug"
         format = "json"
@@ -238,6 +254,7 @@ mod tests {
         let policy = file.policy().expect("it makes sense");
         assert_eq!((policy.asks_per_uid, policy.max_wait), (8, Duration::from_secs(120)));
         assert_eq!(policy.drain_deadline, Duration::from_secs(3));
+        assert_eq!(policy.swap_bytes_per_second, Bytes::new(50_000_000_000));
         assert_eq!(policy.adrift_grace, Policy::default().adrift_grace);
         assert!(
             file.group.0.iter().map(|(name, _)| name.as_str()).eq(["zebras", "ants"]),
@@ -260,7 +277,12 @@ mod tests {
             let error = parse(text).expect_err(text).to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
         }
-        for text in ["[bounds]\nasks_per_user = 0", "[bounds]\nleases = 4000000000"] {
+        for text in [
+            "[bounds]\nasks_per_user = 0",
+            "[bounds]\nleases = 4000000000",
+            "swap_rate = \"0B\"",
+            "swap_rate = \"50%\"",
+        ] {
             let file = parse(text).expect("a sound file");
             assert!(file.policy().is_err(), "{text}");
         }
