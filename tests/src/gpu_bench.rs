@@ -1,12 +1,13 @@
 //! The benchmark for a card: allocate-to-usable through the broker beside `cuMemAlloc` and beside
 //! the bare calls it needs, SIGKILL-to-grantable beside the driver's own teardown, and the swap engine
-//! beside plain pinned copies.
+//! beside plain pinned copies, and jobs that together exceed the card beside the same jobs alone.
 //!
 //! Contestants take turns within a round, so that a drift of the machine hits all alike; the
 //! figures are medians over the rounds.
 
 mod bare;
 mod brokered;
+mod rotation;
 mod swap;
 mod teardown;
 
@@ -31,10 +32,13 @@ pub fn main() -> ExitCode {
     let result = match words[..] {
         [] => run(),
         ["swap"] => card().and_then(|context| swap::run(&context)),
+        ["rotation"] => card().map(drop).and_then(|()| rotation::run()),
+        ["--rotation-job", ref words @ ..] => rotation::job(words),
         ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
         ["--victim-bare", bytes] => teardown::bare_victim(bytes),
         _ => Err(anyhow::anyhow!(
-            "it takes no argument, or `swap` for the swap engine; it uses the first GPU that CUDA shows"
+            "it takes no argument, `swap` for the swap engine, or `rotation` for jobs that take turns; it uses the first \
+             GPU that CUDA shows"
         )),
     };
     match result {
