@@ -130,7 +130,7 @@ The code of the program is returned; 75 means no room in time, 77 not allowed, 1
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Wish {
     /// Memory on each device: set aside, or set aside and the limit of growth (8GiB..20GiB, 25%..50%)
-    #[arg(short, long, value_name = "SIZE[..LIMIT]")]
+    #[arg(short, long, allow_hyphen_values = true, value_name = "SIZE[..LIMIT]")]
     pub(crate) memory: Memory,
     /// So many devices, any of them
     #[arg(long, value_name = "N", conflicts_with = "device")]

@@ -3,6 +3,7 @@
 //! Every job is an optimizer that updates all of its memory at each step, from a CUDA graph that was captured before it
 //! had to leave for the first time. What it has at the end must be the same to the last bit however often that was.
 
+mod hand_overs;
 mod job;
 
 use std::io::{BufRead, BufReader, Write as _};
@@ -19,12 +20,12 @@ use crate::programs;
 pub(super) use job::run as job;
 
 /// What is leased of the card, contexts included, so that the host can keep what is away.
-const CAPACITY: Bytes = gib(48);
+const CAPACITY: Bytes = gib(36);
 const JOBS: usize = 3;
 /// Contexts stay where they are, as far as they are estimated.
 const CONTEXT: Bytes = mib(640);
 /// How long a job works alone.
-const ALONE: Duration = Duration::from_secs(20);
+const ALONE: Duration = Duration::from_secs(34);
 /// The fewest times that each has to make room, or the run says nothing about turns.
 const TURNS: u32 = 3;
 
@@ -47,19 +48,20 @@ pub(super) fn run() -> anyhow::Result<()> {
     let each = Bytes::new(CAPACITY.get() / 5 * 3);
     let daemon = broker(each);
     println!("\n{JOBS} jobs of {each} each in {CAPACITY}: alone one after the other, then together");
-    let first = Running::start(&daemon, "alone-0", each, Work::For(ALONE))?.end()?;
+    let start = |name: &str, seed, work| Running::start(&daemon, name, each, seed, work);
+    let first = start("alone-0", 0, Work::For(ALONE))?.end()?;
     let steps = Work::Steps(first.steps);
     let mut alone = vec![first];
     for number in 1..JOBS {
-        alone.push(Running::start(&daemon, &format!("alone-{number}"), each, steps)?.end()?);
+        alone.push(start(&format!("alone-{number}"), number, steps)?.end()?);
     }
     let begin = Instant::now();
-    let running: Vec<_> = (0..JOBS)
-        .map(|number| Running::start(&daemon, &format!("job-{number}"), each, steps))
-        .collect::<Result<_, _>>()?;
+    let running: Vec<_> =
+        (0..JOBS).map(|number| start(&format!("job-{number}"), number, steps)).collect::<Result<_, _>>()?;
     let together: Vec<_> = running.into_iter().map(Running::end).collect::<Result<_, _>>()?;
     let wall = begin.elapsed();
     table(&alone, &together);
+    hand_overs::print(&Observer::connect_to(daemon.socket())?, "job-")?;
     let sum: Duration = alone.iter().map(|job| job.took).sum();
     println!(
         "together {:.1} s, the sum of them alone {:.1} s: {:.3}",
@@ -81,7 +83,7 @@ fn broker(each: Bytes) -> Daemon {
     Daemon::start_configured(
         command,
         &format!(
-            "arena = \"{arena}B\"\npinned_max = \"{pinned}B\"\nswap_rate = \"40GB\"\n\
+            "arena = \"{arena}B\"\npinned_max = \"{pinned}B\"\nswap_rate = \"30GB\"\n\
              [graces]\nmax_wait = \"5s\"\nmin_residency = \"4s\"\nidle_after = \"500ms\"\ndrain = \"5s\"\n"
         ),
     )
@@ -89,10 +91,10 @@ fn broker(each: Bytes) -> Daemon {
 
 /// An idle job makes room at once, and its next step goes on with the same bytes.
 fn idle(daemon: &Daemon, each: Bytes, sum: &str, steps: Work) -> anyhow::Result<()> {
-    let mut idle = Running::start(daemon, "idle", each, Work::Pausing(steps.count()))?;
+    let mut idle = Running::start(daemon, "idle", each, 0, Work::Pausing(steps.count()))?;
     idle.wait_for("pausing")?;
     let start = Instant::now();
-    let other = Running::start(daemon, "other", each, Work::Steps(1))?.end()?;
+    let other = Running::start(daemon, "other", each, 1, Work::Steps(1))?.end()?;
     println!(
         "\nan idle job of {each} made room: the other was there and done after {:.2} s, of which it waited {:.2} s",
         start.elapsed().as_secs_f64(),
@@ -185,9 +187,13 @@ struct Running {
 }
 
 impl Running {
-    fn start(daemon: &Daemon, name: &str, bytes: Bytes, work: Work) -> anyhow::Result<Self> {
+    fn start(daemon: &Daemon, name: &str, bytes: Bytes, seed: usize, work: Work) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("--rotation-job").arg(daemon.socket()).args([name, &bytes.get().to_string()]);
+        command.arg("--rotation-job").arg(daemon.socket()).args([
+            name,
+            &bytes.get().to_string(),
+            &seed.to_string(),
+        ]);
         let mut child = command.args(work.words()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let says = BufReader::new(child.stdout.take().context("it is piped")?);
         Ok(Self { child, says, start: Instant::now() })

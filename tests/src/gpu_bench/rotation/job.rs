@@ -19,14 +19,14 @@ use crate::dice::Dice;
 
 const PTX: &str = include_str!("../../../../examples/kernels/training.ptx");
 /// Updates in one graph, which is one step.
-const UPDATES: usize = 10;
+const UPDATES: usize = 2;
 /// Runs of equal numbers that the memory begins with, in each array.
 const RUNS: u64 = 512;
 const BLOCK: u32 = 256;
 
-/// Runs a job: `SOCKET NAME BYTES for|steps|pausing NUMBER`.
+/// Runs a job: `SOCKET NAME BYTES SEED for|steps|pausing NUMBER`.
 pub(in crate::gpu_bench) fn run(words: &[&str]) -> anyhow::Result<()> {
-    let [socket, name, bytes, word, number] = words else {
+    let [socket, name, bytes, seed, word, number] = words else {
         anyhow::bail!("a job of the rotation is started by the benchmark")
     };
     // Not to outlive a benchmark that failed.
@@ -37,7 +37,7 @@ pub(in crate::gpu_bench) fn run(words: &[&str]) -> anyhow::Result<()> {
     let mut waits = Waits::default();
     let whole = Bytes::new(quarter.get() * 4);
     let lease = waits.during(|ear| client.lease(whole).name(*name).on_waiting(ear).acquire())?;
-    let optimizer = Optimizer::new(&lease, quarter, &mut waits)?;
+    let optimizer = Optimizer::new(&lease, quarter, seed.parse()?, &mut waits)?;
     let steps = optimizer.work(work, &mut waits)?;
     let sum = optimizer.sum(&mut waits)?;
     let suspended = suspensions(&client.observe()?, lease.id().get())?;
@@ -95,7 +95,7 @@ struct Optimizer<'l> {
 }
 
 impl<'l> Optimizer<'l> {
-    fn new(lease: &'l Lease, quarter: Bytes, waits: &mut Waits) -> anyhow::Result<Self> {
+    fn new(lease: &'l Lease, quarter: Bytes, seed: u64, waits: &mut Waits) -> anyhow::Result<Self> {
         let driver = Driver::load()?;
         driver.check_cudarc()?;
         let context = Context::retain(*driver.devices()?.first().context("there is no GPU")?)?;
@@ -106,7 +106,7 @@ impl<'l> Optimizer<'l> {
         }
         let arrays = <[Segment; 4]>::try_from(arrays).ok().context("four were made")?;
         let resident = enter(lease, waits)?;
-        fill(&arrays, &resident)?;
+        fill(&arrays, &resident, seed)?;
         let stream = Stream::new(&context)?;
         let graph = capture(&stream, &arrays, &resident)?;
         drop(resident);
@@ -168,8 +168,8 @@ fn enter<'l>(lease: &'l Lease, waits: &mut Waits) -> anyhow::Result<Resident<'l>
 }
 
 /// Parameters and gradient get numbers below 1, the moments zeros.
-fn fill(arrays: &[Segment; 4], resident: &Resident<'_>) -> anyhow::Result<()> {
-    let mut dice = Dice::new(7);
+fn fill(arrays: &[Segment; 4], resident: &Resident<'_>, seed: u64) -> anyhow::Result<()> {
+    let mut dice = Dice::new(seed);
     for (index, array) in arrays.iter().enumerate() {
         let (start, words) = (array.device_ptr(resident)?, array.bytes().get() / 4);
         let run = words.div_ceil(RUNS);
