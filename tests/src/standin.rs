@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gpulease_standin_card::{Card, DIRECTORY};
+use gpulease_standin_card::{Card, DIRECTORY, Faults};
 use rustix::fs::statvfs;
 use tempfile::TempDir;
 
@@ -128,10 +128,7 @@ impl Standin {
     /// # Panics
     /// Where the system fails.
     pub fn faults(&self, rules: &str) {
-        // Put in place at once, so that no process reads half of it.
-        let (new, file) = (self.state().join("faults.new"), self.state().join("faults"));
-        fs::write(&new, rules).expect("the directory takes a file");
-        fs::rename(new, file).expect("the directory takes a file");
+        Faults::write(&self.state(), rules).expect("the directory takes a file");
     }
 
     /// The card itself, for a look at its books.

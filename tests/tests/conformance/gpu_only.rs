@@ -381,10 +381,8 @@ fn puppet() -> Puppet {
 /// Sets failures of the stand-in from inside.
 fn faults(rules: &str) {
     let directory = std::env::var_os(gpulease_standin_card::DIRECTORY).expect("this is the stand-in");
-    let (new, file) =
-        (std::path::Path::new(&directory).join("new"), std::path::Path::new(&directory).join("faults"));
-    std::fs::write(&new, rules).expect("the directory takes a file");
-    std::fs::rename(new, file).expect("the directory takes a file");
+    gpulease_standin_card::Faults::write(std::path::Path::new(&directory), rules)
+        .expect("the directory takes a file");
 }
 
 /// What the stand-in's driver itself uses.

@@ -12,8 +12,9 @@ use rustix::fs::{FlockOperation, flock};
 use crate::DIRECTORY;
 use crate::memory::{Label, Memory};
 use crate::process::{DEVICES_AT_MOST, Holding, Process, Who};
-use crate::settings::{Settings, Switch};
+use crate::settings::Settings;
 use crate::survey::{Look, Survey, is_alive};
+use crate::turn::Turn;
 
 /// The card, opened by one process.
 #[derive(Debug)]
@@ -81,6 +82,8 @@ impl Card {
     /// # Panics
     /// On a field or a value that makes no sense.
     pub fn describe(directory: &Path, text: &str) -> io::Result<()> {
+        // Made here, since whoever makes it later might be a user whose files others can't write to.
+        Turn::open(directory)?;
         shared_file(&directory.join("card"))?.write_all_at(Settings::read(text).write().as_bytes(), 0)
     }
 
@@ -169,14 +172,14 @@ impl Card {
         Ok(())
     }
 
-    /// Makes a context of a process on a device.
+    /// Makes a context of a process on a device, one more if it has any.
     ///
     /// # Errors
     /// See [`Failed`].
     pub fn make_context(&self, process: &Process, device: u32) -> Result<(), Failed> {
         let locked = self.lock()?;
         locked.make_room(device, self.settings.context.saturating_add(Settings::CONTEXT_UNLISTED))?;
-        Ok(process.set_context(device, Switch::On)?)
+        Ok(process.count_context(device, 1)?)
     }
 
     /// Ends a context of a process.
@@ -185,7 +188,7 @@ impl Card {
     /// What the kernel says.
     pub fn end_context(&self, process: &Process, device: u32) -> io::Result<()> {
         let _locked = self.lock()?;
-        process.set_context(device, Switch::Off)
+        process.count_context(device, -1)
     }
 
     /// What is used, and by whom, at this moment.
@@ -249,7 +252,7 @@ fn memory_name(device: u32, id: u64, bytes: Bytes) -> String {
 }
 
 /// A file that processes of any user may use, as they may use a card.
-fn shared_file(path: &Path) -> io::Result<File> {
+pub(crate) fn shared_file(path: &Path) -> io::Result<File> {
     let open = |create| OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path);
     match open(false) {
         Ok(file) => Ok(file),

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+
+use crate::turn::Turn;
 
 /// The failures that tests ask for: lines of `CALL WHEN WHAT`, in the file `faults` of the card's
 /// directory or, separated by `;`, in `GPULEASE_STANDIN_FAULTS` of one process.
@@ -16,8 +18,10 @@ use std::time::{Duration, SystemTime};
 #[derive(Debug, Default)]
 pub struct Faults {
     file: Option<PathBuf>,
-    /// Inode and time of what was read.
-    written: Option<(u64, SystemTime)>,
+    /// How often the file was written, in memory that all processes of the card share; looked at before each call,
+    /// since a look at the file itself would cost more than most calls.
+    turn: Option<Turn>,
+    read: Option<u64>,
     rules: Vec<Rule>,
     calls: BTreeMap<&'static str, u64>,
 }
@@ -44,12 +48,30 @@ impl Faults {
     #[must_use]
     pub fn of_card(directory: &Path) -> Self {
         let rules = env::var("GPULEASE_STANDIN_FAULTS").map(|text| read(&text)).unwrap_or_default();
-        Self { file: Some(directory.join("faults")), rules, ..Self::default() }
+        // Without it there are no faults of the card, which a test that wants some will notice.
+        let turn = Turn::open(directory).ok();
+        Self { file: Some(directory.join("faults")), turn, rules, ..Self::default() }
+    }
+
+    /// Puts faults into the card's directory, for every process from its next call on.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn write(directory: &Path, rules: &str) -> io::Result<()> {
+        // Put in place at once, so that no process reads half of it.
+        let (new, file) = (directory.join("faults.new"), directory.join("faults"));
+        fs::write(&new, rules)?;
+        fs::rename(new, file)?;
+        Turn::open(directory)?.pass();
+        Ok(())
     }
 
     /// Counts a call and says what it shall do, in order.
     pub fn next(&mut self, call: &'static str) -> Vec<Fault> {
         self.reread();
+        if self.rules.is_empty() {
+            return Vec::new();
+        }
         let count = self.calls.entry(call).or_insert(0);
         *count += 1;
         let due = |rule: &&Rule| rule.call == call && (rule.first..=rule.last).contains(count);
@@ -57,13 +79,14 @@ impl Faults {
     }
 
     fn reread(&mut self) {
-        let Some(file) = &self.file else { return };
-        let written = fs::metadata(file).and_then(|about| Ok((about.ino(), about.modified()?))).ok();
-        if written != self.written {
+        let (Some(file), Some(turn)) = (&self.file, &self.turn) else { return };
+        let written = turn.number();
+        // The first look is at what was there before: nothing, most often.
+        if self.read.unwrap_or(0) != written {
             self.rules = fs::read_to_string(file).map(|text| read(&text)).unwrap_or_default();
-            self.written = written;
             self.calls.clear();
         }
+        self.read = Some(written);
     }
 }
 

@@ -19,6 +19,7 @@
 //! | `memory-DEVICE-ID-BYTES` | memory, and one page behind it that says so to an importer |
 //! | `process-PID-START-NAMESPACE` | a process: contexts, then what it holds |
 //! | `faults` | failures to inject, see [`Faults`]; tests write it |
+//! | `faults.turn` | how often they did |
 
 mod card;
 mod faults;
@@ -26,6 +27,7 @@ mod memory;
 mod process;
 mod settings;
 mod survey;
+mod turn;
 
 pub use card::{Card, Failed};
 pub use faults::{Fault, Faults};

@@ -5,8 +5,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::settings::Switch;
-
 /// Devices a process file has room for.
 pub(crate) const DEVICES_AT_MOST: u32 = 16;
 const SLOT: u64 = 16;
@@ -16,6 +14,8 @@ const SLOT: u64 = 16;
 pub struct Process {
     file: File,
     slots: Mutex<Slots>,
+    /// How many contexts it has on each device.
+    contexts: Mutex<[u8; DEVICES_AT_MOST as usize]>,
 }
 
 #[derive(Debug, Default)]
@@ -39,19 +39,18 @@ pub(crate) struct Who {
 impl Process {
     pub(crate) fn new(file: File) -> io::Result<Self> {
         file.set_len(u64::from(DEVICES_AT_MOST))?;
-        Ok(Self { file, slots: Mutex::default() })
+        Ok(Self { file, slots: Mutex::default(), contexts: Mutex::default() })
     }
 
-    /// Writes down whether it has a context on a device.
+    /// Writes down that it has one context more, or one less, on a device.
     ///
     /// # Errors
     /// What the kernel says.
-    pub(crate) fn set_context(&self, device: u32, context: Switch) -> io::Result<()> {
-        let flag = match context {
-            Switch::On => 1,
-            Switch::Off => 0,
-        };
-        self.file.write_all_at(&[flag], u64::from(device))
+    pub(crate) fn count_context(&self, device: u32, change: i8) -> io::Result<()> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = &mut contexts[device as usize];
+        *count = count.checked_add_signed(change).ok_or(io::ErrorKind::QuotaExceeded)?;
+        self.file.write_all_at(&[*count], u64::from(device))
     }
 
     /// Writes down that it holds memory; the lower the number, the older the claim.
@@ -78,8 +77,8 @@ impl Process {
 /// What a process file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
-    /// The devices on which it has a context.
-    pub(crate) contexts: Vec<u32>,
+    /// How many contexts it has on each device.
+    contexts: Vec<u8>,
     /// Id and claim of what it holds.
     pub(crate) held: Vec<(u64, u64)>,
 }
@@ -93,10 +92,12 @@ impl Contents {
         let (flags, slots) = all.split_at(DEVICES_AT_MOST as usize);
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes were taken"));
         let held = slots.chunks_exact(16).map(|slot| (number(&slot[..8]), number(&slot[8..])));
-        Ok(Self {
-            contexts: (0..DEVICES_AT_MOST).filter(|&device| flags[device as usize] != 0).collect(),
-            held: held.filter(|&(id, _)| id != 0).collect(),
-        })
+        Ok(Self { contexts: flags.to_vec(), held: held.filter(|&(id, _)| id != 0).collect() })
+    }
+
+    /// How many contexts it has on a device.
+    pub(crate) fn contexts(&self, device: u32) -> usize {
+        self.contexts.get(device as usize).copied().map_or(0, usize::from)
     }
 }
 

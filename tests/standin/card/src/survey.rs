@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::iter::repeat_n;
 
 use gpulease_words::Bytes;
 use rustix::fs::{FlockOperation, flock};
@@ -77,7 +78,7 @@ impl Survey {
         let memory = self.memory.iter().filter(|(_, on, _)| *on == device).map(|&(_, _, bytes)| bytes);
         let context = self.settings.context.saturating_add(Settings::CONTEXT_UNLISTED);
         let contexts =
-            self.processes.iter().filter(|found| found.contents.contexts.contains(&device)).map(|_| context);
+            self.processes.iter().flat_map(|found| repeat_n(context, found.contents.contexts(device)));
         memory.chain(contexts).chain([base]).sum()
     }
 
@@ -107,10 +108,11 @@ impl Survey {
                 .sum()
         };
         let with_context =
-            self.processes.iter().enumerate().filter(|(_, found)| found.contents.contexts.contains(&device));
+            self.processes.iter().enumerate().filter(|(_, found)| found.contents.contexts(device) > 0);
         with_context
             .filter_map(|(index, found)| {
-                let bytes = [self.settings.context, owned_by(index)].into_iter().sum();
+                let contexts = repeat_n(self.settings.context, found.contents.contexts(device));
+                let bytes = contexts.chain([owned_by(index)]).sum();
                 Some(Resident { pid: found.who.pid_here()?, bytes })
             })
             .collect()

@@ -28,6 +28,8 @@ pub(crate) struct Mapping {
     pub(crate) size: u64,
     pub(crate) access: Access,
     pub(crate) origin: Origin,
+    /// The handle of the context in which it was allocated; zero where that does not matter.
+    pub(crate) context: usize,
     pub(crate) held: Arc<Held>,
 }
 
@@ -46,10 +48,35 @@ pub(crate) enum Origin {
     Vmm,
     /// `cuMemAlloc`, of so many bytes.
     Allocated { asked: u64 },
-    /// `cuMemAllocAsync`, which has no IPC handles.
-    Pooled { asked: u64 },
+    /// `cuMemAllocManaged`.
+    Managed { asked: u64 },
+    /// `cuMemAllocAsync`, of the pool with this handle. It has no IPC handles.
+    Pooled { asked: u64, pool: usize },
+    /// A pool keeps it for its next allocation.
+    Cached { pool: usize },
     /// `cuIpcOpenMemHandle`, so many times.
     Opened { times: u32, asked: u64 },
+    /// An array, which has no address that programs know.
+    Array,
+    /// A variable of a module.
+    Variable { asked: u64 },
+    /// An allocation of a graph.
+    Graph { asked: u64 },
+}
+
+impl Origin {
+    /// The size that was asked for, where it is not that of the mapping.
+    pub(crate) fn asked(self) -> Option<u64> {
+        match self {
+            Self::Allocated { asked }
+            | Self::Managed { asked }
+            | Self::Pooled { asked, .. }
+            | Self::Opened { asked, .. }
+            | Self::Variable { asked }
+            | Self::Graph { asked } => Some(asked),
+            Self::Vmm | Self::Cached { .. } | Self::Array => None,
+        }
+    }
 }
 
 impl Addresses {
@@ -75,8 +102,24 @@ impl Addresses {
             return Err(Code::INVALID_VALUE);
         }
         show(at, size, &held, ProtFlags::empty())?;
-        self.mapped.insert(at, Mapping { size, access: Access::None, origin: Origin::Vmm, held });
+        self.mapped.insert(at, Mapping { size, access: Access::None, origin: Origin::Vmm, context: 0, held });
         Ok(())
+    }
+
+    /// Maps memory of a graph into a reserved range, ready to use.
+    pub(crate) fn back(&mut self, at: u64, asked: u64, held: Arc<Held>) -> Outcome {
+        let size = held.memory().bytes().get();
+        show(at, size, &held, ProtFlags::READ | ProtFlags::WRITE)?;
+        let origin = Origin::Graph { asked };
+        self.mapped.insert(at, Mapping { size, access: Access::Write, origin, context: 0, held });
+        Ok(())
+    }
+
+    /// Takes memory of a graph out of its range.
+    pub(crate) fn unback(&mut self, at: u64) -> Result<Arc<Held>, Code> {
+        let mapping = self.mapped.remove(&at).ok_or(Code::INVALID_VALUE)?;
+        hide(at, mapping.size)?;
+        Ok(mapping.held)
     }
 
     /// Unmaps whole mappings and keeps the range. Where nothing is mapped there is nothing to do.
@@ -112,11 +155,11 @@ impl Addresses {
     }
 
     /// Maps memory somewhere, ready to use: as `cuMemAlloc` and IPC do.
-    pub(crate) fn place(&mut self, origin: Origin, held: Arc<Held>) -> Result<u64, Code> {
+    pub(crate) fn place(&mut self, origin: Origin, context: usize, held: Arc<Held>) -> Result<u64, Code> {
         let size = held.memory().bytes().get();
         let at = aligned(size)?;
         show(at, size, &held, ProtFlags::READ | ProtFlags::WRITE)?;
-        self.mapped.insert(at, Mapping { size, access: Access::Write, origin, held });
+        self.mapped.insert(at, Mapping { size, access: Access::Write, origin, context, held });
         Ok(at)
     }
 
@@ -124,6 +167,13 @@ impl Addresses {
     pub(crate) fn take(&mut self, at: u64) -> Outcome {
         let mapping = self.mapped.remove(&at).ok_or(Code::INVALID_VALUE)?;
         unmap(at, mapping.size)
+    }
+
+    /// Ends what was allocated in a context.
+    pub(crate) fn take_of_context(&mut self, context: usize) -> Outcome {
+        let all = self.mapped.iter().filter(|(_, mapping)| mapping.context == context);
+        let starts: Vec<u64> = all.map(|(&at, _)| at).collect();
+        starts.into_iter().try_for_each(|at| self.take(at))
     }
 
     /// The mapping that starts here.

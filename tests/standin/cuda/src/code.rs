@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
+use crate::entry::Entry;
 use crate::pointer::put;
 
 /// A `CUresult` other than success.
@@ -47,19 +48,32 @@ codes! {
     ECC_UNCORRECTABLE = 214, "uncorrectable ECC error encountered";
     OPERATING_SYSTEM = 304, "OS call failed or operation not supported on this OS";
     INVALID_HANDLE = 400, "invalid resource handle";
+    ILLEGAL_STATE = 401, "the operation cannot be performed in the present state";
     NOT_FOUND = 500, "named symbol not found";
     NOT_READY = 600, "device not ready";
     ILLEGAL_ADDRESS = 700, "an illegal memory access was encountered";
     CONTEXT_IS_DESTROYED = 709, "context is destroyed";
     HOST_MEMORY_ALREADY_REGISTERED = 712, "part or all of the requested memory range is already mapped";
     HOST_MEMORY_NOT_REGISTERED = 713, "pointer does not correspond to a registered memory region";
+    NOT_PERMITTED = 800, "operation not permitted";
     NOT_SUPPORTED = 801, "operation not supported";
     SYSTEM_NOT_READY = 802, "system not yet initialized";
     SYSTEM_DRIVER_MISMATCH = 803, "system has unsupported display driver / cuda driver combination";
+    STREAM_CAPTURE_UNSUPPORTED = 900, "operation not permitted when stream is capturing";
+    STREAM_CAPTURE_INVALIDATED = 901, "operation failed due to a previous error during capture";
+    STREAM_CAPTURE_UNMATCHED = 903, "capture was not ended in the same stream as it began";
+    STREAM_CAPTURE_IMPLICIT = 906, "operation would make the legacy stream depend on a capturing blocking stream";
+    CAPTURED_EVENT = 907, "operation not permitted on an event last recorded in a capturing stream";
+    STREAM_CAPTURE_WRONG_THREAD = 908, "attempt to terminate a thread-local capture sequence from another thread";
     UNKNOWN = 999, "unknown error";
 }
 
 // These two work before cuInit and never fail by injection, as an error could not be named then.
+
+pub(crate) static ENTRIES: &[Entry] = &[
+    Entry::new("cuGetErrorName", 6000, cuGetErrorName as *const ()),
+    Entry::new("cuGetErrorString", 6000, cuGetErrorString as *const ()),
+];
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorName(code: u32, out: *mut *const c_char) -> u32 {

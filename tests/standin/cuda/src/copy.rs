@@ -1,84 +1,110 @@
-//! Copies and fills, done when the call returns.
+//! Copies of bytes in a row, done when the call returns.
 
 use std::ffi::c_void;
 
 use crate::addresses::{Access, pointer};
 use crate::code::{Code, Outcome};
-use crate::driver::{Driver, entry_points};
+use crate::driver::Driver;
+use crate::entry::entry_points;
+use crate::graph::Kind;
+
+/// Where a copy begins or ends: the host's memory, which is not checked, or the device's.
+#[derive(Clone, Copy)]
+enum Place {
+    Host(u64),
+    Device(u64),
+    /// Whichever of them the address is of.
+    Either(u64),
+}
+
+const LEGACY: *mut c_void = std::ptr::null_mut();
 
 entry_points! {
-    fn cuMemcpyHtoD_v2(driver, to: u64, from: *const c_void, size: usize) {
-        // SAFETY: the header wants a readable host range.
-        unsafe { to_device(driver, to, from, size) }
+    3020 & cuMemcpyHtoD_v2_ptds fn cuMemcpyHtoD_v2(driver, to: u64, from: *const c_void, size: usize) {
+        copy(driver, LEGACY, Place::Device(to), Place::Host(from.expose_provenance() as u64), size)
     }
 
-    fn cuMemcpyHtoDAsync_v2(driver, to: u64, from: *const c_void, size: usize, _stream: *mut c_void) {
-        // SAFETY: as above.
-        unsafe { to_device(driver, to, from, size) }
+    3020 & cuMemcpyHtoDAsync_v2_ptsz fn cuMemcpyHtoDAsync_v2(driver, to: u64, from: *const c_void, size: usize, stream: *mut c_void) {
+        copy(driver, stream, Place::Device(to), Place::Host(from.expose_provenance() as u64), size)
     }
 
-    fn cuMemcpyDtoH_v2(driver, to: *mut c_void, from: u64, size: usize) {
-        // SAFETY: the header wants a writable host range.
-        unsafe { to_host(driver, to, from, size) }
+    3020 & cuMemcpyDtoH_v2_ptds fn cuMemcpyDtoH_v2(driver, to: *mut c_void, from: u64, size: usize) {
+        copy(driver, LEGACY, Place::Host(to.expose_provenance() as u64), Place::Device(from), size)
     }
 
-    fn cuMemcpyDtoHAsync_v2(driver, to: *mut c_void, from: u64, size: usize, _stream: *mut c_void) {
-        // SAFETY: as above.
-        unsafe { to_host(driver, to, from, size) }
+    3020 & cuMemcpyDtoHAsync_v2_ptsz fn cuMemcpyDtoHAsync_v2(driver, to: *mut c_void, from: u64, size: usize, stream: *mut c_void) {
+        copy(driver, stream, Place::Host(to.expose_provenance() as u64), Place::Device(from), size)
     }
 
-    fn cuMemcpyDtoD_v2(driver, to: u64, from: u64, size: usize) {
-        on_device(driver, to, from, size)
+    3020 & cuMemcpyDtoD_v2_ptds fn cuMemcpyDtoD_v2(driver, to: u64, from: u64, size: usize) {
+        copy(driver, LEGACY, Place::Device(to), Place::Device(from), size)
     }
 
-    fn cuMemcpyDtoDAsync_v2(driver, to: u64, from: u64, size: usize, _stream: *mut c_void) {
-        on_device(driver, to, from, size)
+    3020 & cuMemcpyDtoDAsync_v2_ptsz fn cuMemcpyDtoDAsync_v2(driver, to: u64, from: u64, size: usize, stream: *mut c_void) {
+        copy(driver, stream, Place::Device(to), Place::Device(from), size)
     }
 
-    fn cuMemsetD8_v2(driver, at: u64, byte: u8, size: usize) {
-        fill(driver, at, byte, size)
+    4000 & cuMemcpy_ptds fn cuMemcpy(driver, to: u64, from: u64, size: usize) {
+        copy(driver, LEGACY, Place::Either(to), Place::Either(from), size)
     }
 
-    fn cuMemsetD8Async(driver, at: u64, byte: u8, size: usize, _stream: *mut c_void) {
-        fill(driver, at, byte, size)
+    4000 & cuMemcpyAsync_ptsz fn cuMemcpyAsync(driver, to: u64, from: u64, size: usize, stream: *mut c_void) {
+        copy(driver, stream, Place::Either(to), Place::Either(from), size)
+    }
+
+    4000 & cuMemcpyPeer_ptds fn cuMemcpyPeer(driver, to: u64, _there: *mut c_void, from: u64, _here: *mut c_void, size: usize) {
+        copy(driver, LEGACY, Place::Device(to), Place::Device(from), size)
+    }
+
+    4000 & cuMemcpyPeerAsync_ptsz fn cuMemcpyPeerAsync(
+        driver, to: u64, _there: *mut c_void, from: u64, _here: *mut c_void, size: usize, stream: *mut c_void,
+    ) {
+        copy(driver, stream, Place::Device(to), Place::Device(from), size)
+    }
+
+    8000 & cuMemPrefetchAsync_ptsz fn cuMemPrefetchAsync(driver, at: u64, size: usize, _device: i32, stream: *mut c_void) {
+        driver.check_stream(stream)?;
+        check(driver, at, size, Access::Read)
+    }
+
+    8000 fn cuMemAdvise(driver, at: u64, size: usize, _advice: u32, _device: i32) {
+        check(driver, at, size, Access::Read)
+    }
+}
+
+fn copy(driver: &Driver, stream: *mut c_void, to: Place, from: Place, size: usize) -> Outcome {
+    driver.submit(stream, Kind::Copy, move |driver| {
+        let to = resolve(driver, to, size, Access::Write)?;
+        let from = resolve(driver, from, size, Access::Read)?;
+        // SAFETY: device ranges are mapped, the first for writing; host ranges are the caller's promise.
+        // They may overlap.
+        unsafe { pointer(to).cast::<u8>().copy_from(pointer(from).cast(), size) };
+        Ok(())
+    })
+}
+
+fn resolve(driver: &Driver, place: Place, size: usize, access: Access) -> Result<u64, Code> {
+    match place {
+        Place::Host(at) => Ok(at),
+        Place::Device(at) => check(driver, at, size, access).map(|()| at),
+        Place::Either(at) => match driver.state().addresses.around(at) {
+            Some((start, mapping))
+                if mapping.access >= access && at + size as u64 <= start + mapping.size =>
+            {
+                Ok(at)
+            }
+            Some(_) => Err(Code::INVALID_VALUE),
+            None => Ok(at),
+        },
     }
 }
 
 /// Whether the device could do that; it is checked first, so that a mistake is a code and no fault.
-fn check(driver: &Driver, at: u64, size: usize, access: Access) -> Outcome {
-    driver.current_device()?;
-    if driver.state().addresses.allows(at, size as u64, access) { Ok(()) } else { Err(Code::INVALID_VALUE) }
-}
-
-/// # Safety
-/// `from` is readable for `size` bytes.
-unsafe fn to_device(driver: &Driver, to: u64, from: *const c_void, size: usize) -> Outcome {
-    check(driver, to, size, Access::Write)?;
-    // SAFETY: the caller's promise, and the device range is mapped for writing.
-    unsafe { pointer(to).cast::<u8>().copy_from(from.cast(), size) };
-    Ok(())
-}
-
-/// # Safety
-/// `to` is writable for `size` bytes.
-unsafe fn to_host(driver: &Driver, to: *mut c_void, from: u64, size: usize) -> Outcome {
-    check(driver, from, size, Access::Read)?;
-    // SAFETY: the caller's promise, and the device range is mapped for reading.
-    unsafe { to.cast::<u8>().copy_from(pointer(from).cast(), size) };
-    Ok(())
-}
-
-fn on_device(driver: &Driver, to: u64, from: u64, size: usize) -> Outcome {
-    check(driver, to, size, Access::Write)?;
-    check(driver, from, size, Access::Read)?;
-    // SAFETY: both ranges are mapped, the first for writing; they may overlap.
-    unsafe { pointer(to).cast::<u8>().copy_from(pointer(from).cast(), size) };
-    Ok(())
-}
-
-fn fill(driver: &Driver, at: u64, byte: u8, size: usize) -> Outcome {
-    check(driver, at, size, Access::Write)?;
-    // SAFETY: the range is mapped for writing.
-    unsafe { pointer(at).cast::<u8>().write_bytes(byte, size) };
-    Ok(())
+pub(crate) fn check(driver: &Driver, at: u64, size: usize, access: Access) -> Outcome {
+    let state = driver.state();
+    if state.addresses.allows(at, size as u64, access) || state.host.is_pinned(at, size as u64) {
+        Ok(())
+    } else {
+        Err(Code::INVALID_VALUE)
+    }
 }

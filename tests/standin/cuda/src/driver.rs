@@ -4,16 +4,21 @@ use std::env;
 use std::io;
 use std::process;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 
-use gpulease_standin_card::{Card, Failed, Fault, Faults, Holding, Memory, Process, Settings};
+use gpulease_standin_card::{Card, Failed, Faults, Holding, Memory, Process, Settings};
 
 use crate::addresses::Addresses;
+use crate::arrays::Arrays;
+use crate::capture::Captures;
 use crate::code::{Code, Outcome};
 use crate::context::Contexts;
+use crate::entry::{Entry, injected};
+use crate::graph::Graphs;
+use crate::graph_memory::GraphMemory;
 use crate::host::HostMemory;
 use crate::modules::Modules;
 use crate::pointer::put;
+use crate::pools::Pools;
 use crate::stream::Queues;
 use crate::vmm::Handles;
 
@@ -24,7 +29,7 @@ pub(crate) struct Driver {
     /// The card's number of each device that this process sees, in CUDA's order.
     visible: Vec<u32>,
     pid: u32,
-    faults: Mutex<Faults>,
+    pub(crate) faults: Mutex<Faults>,
     state: Mutex<State>,
 }
 
@@ -35,8 +40,24 @@ pub(crate) struct State {
     pub(crate) addresses: Addresses,
     pub(crate) contexts: Contexts,
     pub(crate) queues: Queues,
+    pub(crate) captures: Captures,
+    pub(crate) graphs: Graphs,
+    pub(crate) graph_memory: GraphMemory,
+    pub(crate) pools: Pools,
+    pub(crate) arrays: Arrays,
     pub(crate) host: HostMemory,
     pub(crate) modules: Modules,
+}
+
+impl State {
+    /// Ends what lives no longer than a context.
+    pub(crate) fn forget_context(&mut self, handle: usize) -> Outcome {
+        self.queues.forget_context(handle);
+        self.modules.forget_context(handle);
+        self.arrays.forget_context(handle);
+        self.pools.forget_context(&self.addresses, handle);
+        self.addresses.take_of_context(handle)
+    }
 }
 
 /// Memory that this process holds, booked on it until dropped.
@@ -46,16 +67,11 @@ pub(crate) struct Held(Option<(Memory, Holding)>);
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static STARTING: Mutex<()> = Mutex::new(());
 
-/// Makes an entry point of the library: injected faults first, then the initialised driver.
-macro_rules! entry_points {
-    ($(fn $name:ident($driver:ident $(, $argument:ident: $kind:ty)* $(,)?) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
-            $crate::driver::enter(stringify!($name), |$driver| $body)
-        }
-    )*};
-}
-pub(crate) use entry_points;
+/// What can be called before `cuInit`.
+pub(crate) static ENTRIES: &[Entry] = &[
+    Entry::new("cuInit", 2000, cuInit as *const ()),
+    Entry::new("cuDriverGetVersion", 2020, cuDriverGetVersion as *const ()),
+];
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuInit(flags: u32) -> u32 {
@@ -75,37 +91,25 @@ unsafe extern "C" fn cuInit(flags: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(out: *mut i32) -> u32 {
-    let version = match Card::of_environment() {
+    // SAFETY: the header wants a pointer to an int, or null.
+    unsafe { put(out, i32::try_from(version()).unwrap_or(0)) }.err().map_or(0, |code| code.0)
+}
+
+/// The CUDA version that the driver speaks.
+pub(crate) fn version() -> u32 {
+    match Card::of_environment() {
         Ok(Some(card)) => card.settings().version,
         Ok(None) | Err(_) => 12_080,
-    };
-    // SAFETY: the header wants a pointer to an int, or null.
-    unsafe { put(out, i32::try_from(version).unwrap_or(0)) }.err().map_or(0, |code| code.0)
-}
-
-/// One call of an entry point.
-pub(crate) fn enter(name: &'static str, body: impl FnOnce(&'static Driver) -> Outcome) -> u32 {
-    let outcome = match DRIVER.get() {
-        None => Err(Code::NOT_INITIALIZED),
-        Some(driver) => {
-            driver.is_this_process().and_then(|()| injected(&driver.faults, name)).and_then(|()| body(driver))
-        }
-    };
-    outcome.err().map_or(0, |code| code.0)
-}
-
-fn injected(faults: &Mutex<Faults>, name: &'static str) -> Outcome {
-    let due = faults.lock().unwrap_or_else(PoisonError::into_inner).next(name);
-    for fault in due {
-        match fault {
-            Fault::Error(code) => return Err(Code(code)),
-            Fault::Delay(time) => thread::sleep(time),
-        }
     }
-    Ok(())
 }
 
 impl Driver {
+    /// The driver, where `cuInit` was called in this very process.
+    pub(crate) fn started() -> Result<&'static Self, Code> {
+        let driver = DRIVER.get().ok_or(Code::NOT_INITIALIZED)?;
+        driver.is_this_process().map(|()| driver)
+    }
+
     fn start() -> Result<Self, Code> {
         let card = Card::of_environment().map_err(system)?.ok_or(Code::NO_DEVICE)?;
         let faults = Mutex::new(Faults::of_card(card.directory()));

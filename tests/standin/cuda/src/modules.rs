@@ -1,150 +1,231 @@
-//! Modules and launches. One kernel runs here: the check sums of a swap, which have a second implementation for that.
+//! Modules and libraries: their functions and their variables.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
 
-use crate::addresses::{Access, pointer};
+use gpulease_words::Bytes;
+
+use crate::addresses::Origin;
 use crate::code::{Code, Outcome};
-use crate::driver::{Driver, entry_points};
-use crate::pointer::put;
-use crate::stream::check_stream;
+use crate::driver::Driver;
+use crate::entry::entry_points;
+use crate::launch::Body;
+use crate::pointer::{handle, put};
+use crate::sums::SUMS;
+use crate::vmm::create;
 
-/// The kernel that runs here.
-const SUMS: &str = "gpulease_sums";
-const WORD: u64 = 8;
-
-/// What was loaded, by the number that its handle is. A function is its module's number and one more.
+/// What was loaded, by the number that its handle is. A function is its module's number and one or two more.
 #[derive(Default)]
 pub(crate) struct Modules {
     last: usize,
-    /// The texts.
-    loaded: BTreeMap<usize, String>,
+    loaded: BTreeMap<usize, Module>,
 }
 
-/// What the kernel gets: where to read, how many words, how many of them a block sums, where to write.
-struct Sums {
-    at: u64,
-    words: u64,
-    piece: u64,
-    to: u64,
+struct Module {
+    text: String,
+    context: usize,
+    /// Address and size, by name.
+    variables: BTreeMap<String, (u64, u64)>,
+}
+
+impl Modules {
+    /// What a function does.
+    pub(crate) fn body(&self, function: *mut c_void) -> Result<Body, Code> {
+        let (module, kind) = (function.addr() & !15, function.addr() & 15);
+        let known = self.loaded.contains_key(&module);
+        match kind {
+            1 if known => Ok(Body::Sums),
+            2 if known => Ok(Body::Nothing),
+            _ => Err(Code::INVALID_HANDLE),
+        }
+    }
+
+    /// Ends the modules of a context, whose memory ends with it.
+    pub(crate) fn forget_context(&mut self, context: usize) {
+        self.loaded.retain(|_, module| module.context != context);
+    }
+
+    fn get(&self, module: *mut c_void) -> Result<&Module, Code> {
+        self.loaded.get(&module.addr()).ok_or(Code::INVALID_HANDLE)
+    }
+}
+
+impl Module {
+    /// The last digit of a function's handle.
+    fn function(&self, name: &str) -> Result<usize, Code> {
+        let start = self.text.find(&format!(".entry {name}(")).ok_or(Code::NOT_FOUND)?;
+        let body = self.text[start..].split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+        match body {
+            _ if name == SUMS => Ok(1),
+            Some((body, _)) if body.trim() == "ret;" => Ok(2),
+            Some(_) | None => Err(Code::NOT_SUPPORTED),
+        }
+    }
 }
 
 entry_points! {
-    fn cuModuleLoadData(driver, out: *mut *mut c_void, image: *const c_char) {
-        driver.current_device()?;
-        if image.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        // SAFETY: the header wants a text that ends with a zero. Other images have one too, somewhere.
-        let text = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| Code::INVALID_IMAGE)?;
-        if !text.contains(".version") {
-            return Err(Code::INVALID_IMAGE);
-        }
-        let mut state = driver.state();
-        state.modules.last += 1;
-        let handle = 0x10_0000 + state.modules.last * 16;
-        state.modules.loaded.insert(handle, text.to_owned());
+    2000 fn cuModuleLoadData(driver, out: *mut *mut c_void, image: *const c_char) {
+        // SAFETY: the header wants a pointer to a module and an image, or null.
+        unsafe { load(driver, out, image) }
+    }
+
+    2010 fn cuModuleLoadDataEx(
+        driver, out: *mut *mut c_void, image: *const c_char, _count: u32, _options: *mut u32, _values: *mut *mut c_void,
+    ) {
+        // SAFETY: as above.
+        unsafe { load(driver, out, image) }
+    }
+
+    12000 fn cuLibraryLoadData(
+        driver, out: *mut *mut c_void, image: *const c_char, _jit: *mut u32, _jit_values: *mut *mut c_void, _jit_count: u32,
+        _options: *mut u32, _values: *mut *mut c_void, _count: u32,
+    ) {
+        // SAFETY: as above.
+        unsafe { load(driver, out, image) }
+    }
+
+    2000 fn cuModuleUnload(driver, module: *mut c_void) {
+        unload(driver, module)
+    }
+
+    12000 fn cuLibraryUnload(driver, library: *mut c_void) {
+        unload(driver, library)
+    }
+
+    12000 fn cuLibraryGetModule(driver, out: *mut *mut c_void, library: *mut c_void) {
+        driver.state().modules.get(library)?;
         // SAFETY: the header wants a pointer to a module, or null.
-        unsafe { put(out, std::ptr::without_provenance_mut(handle)) }
+        unsafe { put(out, library) }
     }
 
-    fn cuModuleGetFunction(driver, out: *mut *mut c_void, module: *mut c_void, name: *const c_char) {
-        if name.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        // SAFETY: the header wants a text that ends with a zero.
-        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::NOT_FOUND)?;
-        let state = driver.state();
-        let text = state.modules.loaded.get(&module.addr()).ok_or(Code::INVALID_HANDLE)?;
-        if !text.contains(&format!(".entry {name}(")) {
-            return Err(Code::NOT_FOUND);
-        }
-        if name != SUMS {
-            return Err(Code::NOT_SUPPORTED);
-        }
+    2000 fn cuModuleGetFunction(driver, out: *mut *mut c_void, module: *mut c_void, name: *const c_char) {
+        // SAFETY: the header wants a pointer to a function and a text, or null.
+        unsafe { function(driver, out, module, name) }
+    }
+
+    12000 fn cuLibraryGetKernel(driver, out: *mut *mut c_void, library: *mut c_void, name: *const c_char) {
+        // SAFETY: as above.
+        unsafe { function(driver, out, library, name) }
+    }
+
+    12000 fn cuKernelGetFunction(driver, out: *mut *mut c_void, kernel: *mut c_void) {
+        driver.state().modules.body(kernel)?;
         // SAFETY: the header wants a pointer to a function, or null.
-        unsafe { put(out, std::ptr::without_provenance_mut(module.addr() + 1)) }
+        unsafe { put(out, kernel) }
     }
 
-    fn cuModuleUnload(driver, module: *mut c_void) {
-        driver.state().modules.loaded.remove(&module.addr()).map(drop).ok_or(Code::INVALID_HANDLE)
+    2020 fn cuFuncGetAttribute(driver, out: *mut i32, attribute: u32, function: *mut c_void) {
+        driver.state().modules.body(function)?;
+        // Threads in a block at most; nothing else is of interest.
+        // SAFETY: the header wants a pointer to an int, or null.
+        unsafe { put(out, if attribute == 0 { 1024 } else { 0 }) }
     }
-}
 
-#[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments, reason = "they are the driver's")]
-unsafe extern "C" fn cuLaunchKernel(
-    function: *mut c_void,
-    grid_x: u32,
-    grid_y: u32,
-    grid_z: u32,
-    block_x: u32,
-    block_y: u32,
-    block_z: u32,
-    shared: u32,
-    stream: *mut c_void,
-    arguments: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> u32 {
-    crate::driver::enter("cuLaunchKernel", |driver| {
-        check_stream(driver, stream)?;
-        if !driver.state().modules.loaded.contains_key(&function.addr().wrapping_sub(1)) {
-            return Err(Code::INVALID_HANDLE);
-        }
-        let shape = (grid_y, grid_z, block_y, block_z, shared);
-        if grid_x == 0 || block_x == 0 || block_x > 1024 || arguments.is_null() || !extra.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        if shape != (1, 1, 1, 1, 0) || !block_x.is_multiple_of(32) {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        // SAFETY: the header wants a pointer for each parameter of the function, which has four of 64 bits.
-        let [at, words, piece, to] = std::array::from_fn(|index| unsafe {
-            arguments.add(index).read().cast::<u64>().read_unaligned()
-        });
-        Sums { at, words, piece, to }.make(driver, grid_x)
-    })
-}
+    9000 fn cuFuncSetAttribute(driver, function: *mut c_void, _attribute: u32, _value: i32) {
+        driver.state().modules.body(function).map(drop)
+    }
 
-impl Sums {
-    /// One sum for each block, after a look at all that is read and written, so that a mistake is a code and no fault.
-    fn make(&self, driver: &Driver, blocks: u32) -> Outcome {
-        let bytes = self.words.checked_mul(WORD).ok_or(Code::ILLEGAL_ADDRESS)?;
-        let room = u64::from(blocks) * WORD;
-        let begin = |block: u32| u64::from(block).saturating_mul(self.piece);
-        let state = driver.state();
-        let readable = state.addresses.allows(self.at, bytes, Access::Read);
-        let writable =
-            state.host.is_pinned(self.to, room) || state.addresses.allows(self.to, room, Access::Write);
-        // The kernel reads pairs of words, and a block past the end would read whatever is there.
-        let even = self.at.is_multiple_of(16)
-            && self.words.is_multiple_of(2)
-            && self.piece.is_multiple_of(2)
-            && self.to.is_multiple_of(WORD);
-        if !readable || !writable || !even || begin(blocks - 1) > self.words {
-            return Err(Code::ILLEGAL_ADDRESS);
-        }
-        drop(state);
-        for block in 0..blocks {
-            let words = self.piece.min(self.words - begin(block));
-            let sum = (0..words).fold(0_u64, |sum, index| {
-                // SAFETY: the range is mapped for reading, and this word lies inside it.
-                let word = unsafe { pointer(self.at + (begin(block) + index) * WORD).cast::<u64>().read() };
-                sum.wrapping_add(mixed(word.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
-            });
-            // SAFETY: the range is writable and has room for one sum of each block.
-            unsafe { pointer(self.to + u64::from(block) * WORD).cast::<u64>().write(sum) };
-        }
-        Ok(())
+    3020 fn cuModuleGetGlobal_v2(driver, at: *mut u64, size: *mut usize, module: *mut c_void, name: *const c_char) {
+        // SAFETY: the header wants pointers to an address and a size, or null, and a text.
+        unsafe { variable(driver, at, size, module, name) }
+    }
+
+    12000 fn cuLibraryGetGlobal(driver, at: *mut u64, size: *mut usize, library: *mut c_void, name: *const c_char) {
+        // SAFETY: as above.
+        unsafe { variable(driver, at, size, library, name) }
     }
 }
 
-/// The steps of the kernel, in its order.
-fn mixed(mut x: u64) -> u64 {
-    x ^= x >> 33;
-    x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x ^= x >> 33;
-    x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    x ^= x >> 33;
-    x
+/// # Safety
+/// `text` is NUL-terminated or null.
+unsafe fn read<'a>(text: *const c_char) -> Result<&'a str, Code> {
+    if text.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Code::INVALID_IMAGE)
+}
+
+/// # Safety
+/// `out` is writable or null; `image` is null or ends with a zero, as images other than texts do somewhere, too.
+unsafe fn load(driver: &Driver, out: *mut *mut c_void, image: *const c_char) -> Outcome {
+    let context = driver.current_context()?;
+    // SAFETY: the caller's promise.
+    let text = unsafe { read(image) }?;
+    if !text.contains(".version") {
+        return Err(Code::INVALID_IMAGE);
+    }
+    let mut variables = BTreeMap::new();
+    for (name, size) in text.lines().filter_map(sized_variable) {
+        variables.insert(name.to_owned(), (place_variable(driver, size, context)?, size));
+    }
+    let mut state = driver.state();
+    state.modules.last += 1;
+    let number = 0x10_0000 + state.modules.last * 16;
+    state.modules.loaded.insert(number, Module { text: text.to_owned(), context, variables });
+    // SAFETY: the caller's promise.
+    unsafe { put(out, handle(number)) }
+}
+
+/// Name and size of a variable that a line of PTX declares: `.global .align 4 .b8 name[1024];`
+fn sized_variable(line: &str) -> Option<(&str, u64)> {
+    let declared = line.trim().trim_start_matches(".visible").trim_start().strip_prefix(".global")?;
+    let (before, after) = declared.split_once('[')?;
+    let count: u64 = after.split_once(']')?.0.parse().ok()?;
+    let mut words = before.split_whitespace().rev();
+    let (name, kind) = (words.next()?, words.next()?);
+    let bits: u64 = kind.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()?;
+    Some((name, count.checked_mul(bits / 8)?))
+}
+
+fn place_variable(driver: &Driver, size: u64, context: usize) -> Result<u64, Code> {
+    let device = driver.current_device()?;
+    let bytes = Bytes::new(size).round_up().ok_or(Code::OUT_OF_MEMORY)?;
+    let held = Arc::new(create(driver, device, bytes)?);
+    driver.state().addresses.place(Origin::Variable { asked: size }, context, held)
+}
+
+fn unload(driver: &Driver, module: *mut c_void) -> Outcome {
+    let mut state = driver.state();
+    let module = state.modules.loaded.remove(&module.addr()).ok_or(Code::INVALID_HANDLE)?;
+    module.variables.into_values().try_for_each(|(at, _)| state.addresses.take(at))
+}
+
+/// # Safety
+/// `out` is writable or null; `name` is NUL-terminated or null.
+unsafe fn function(
+    driver: &Driver,
+    out: *mut *mut c_void,
+    module: *mut c_void,
+    name: *const c_char,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    let name = unsafe { read(name) }?;
+    let digit = driver.state().modules.get(module)?.function(name)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(out, handle(module.addr() + digit)) }
+}
+
+/// # Safety
+/// `at` and `size` are writable or null; `name` is NUL-terminated or null.
+unsafe fn variable(
+    driver: &Driver,
+    at: *mut u64,
+    size: *mut usize,
+    module: *mut c_void,
+    name: *const c_char,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    let name = unsafe { read(name) }?;
+    let found = driver.state().modules.get(module)?.variables.get(name).copied().ok_or(Code::NOT_FOUND)?;
+    if !at.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { put(at, found.0) }?;
+    }
+    if !size.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { put(size, usize::try_from(found.1).unwrap_or(usize::MAX)) }?;
+    }
+    Ok(())
 }

@@ -1,6 +1,13 @@
 //! Writing through a caller's pointer.
 
+use std::ffi::c_void;
+
 use crate::code::{Code, Outcome};
+
+/// The handle that a number is.
+pub(crate) fn handle(number: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(number)
+}
 
 /// Writes, or refuses a null pointer as the driver does.
 ///

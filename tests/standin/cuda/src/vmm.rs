@@ -10,21 +10,22 @@ use gpulease_standin_card::{Memory, Switch};
 use gpulease_words::{Bytes, GRANULARITY};
 use rustix::io::{FdFlags, fcntl_setfd};
 
-use crate::addresses::Access;
+use crate::addresses::{Access, Origin};
 use crate::code::{Code, Outcome};
-use crate::driver::{Driver, Held, entry_points, system};
+use crate::driver::{Driver, Held, system};
+use crate::entry::entry_points;
 use crate::pointer::put;
 
-const POSIX_DESCRIPTOR: u32 = 1;
-const PINNED: u32 = 1;
-const ON_DEVICE: u32 = 1;
+pub(crate) const POSIX_DESCRIPTOR: u32 = 1;
+pub(crate) const PINNED: u32 = 1;
+pub(crate) const ON_DEVICE: u32 = 1;
 
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Location {
-    kind: u32,
-    id: i32,
+    pub(crate) kind: u32,
+    pub(crate) id: i32,
 }
 
 /// `CUmemAllocationProp`.
@@ -41,7 +42,7 @@ struct Kind {
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Right {
+pub(crate) struct Right {
     location: Location,
     flags: u32,
 }
@@ -57,6 +58,8 @@ pub(crate) struct Handles {
 struct Handle {
     held: Arc<Held>,
     exportable: Switch,
+    /// How often it has to be released.
+    claims: u32,
 }
 
 impl Handles {
@@ -68,13 +71,32 @@ impl Handles {
         name
     }
 
+    /// Takes a claim back; with the last one the handle ends.
+    fn release(&mut self, name: u64) -> Result<Option<Handle>, Code> {
+        let handle = self.handles.get_mut(&name).ok_or(Code::INVALID_VALUE)?;
+        handle.claims -= 1;
+        Ok(if handle.claims == 0 { self.handles.remove(&name) } else { None })
+    }
+
+    /// One claim more on the handle of this memory, which may have ended while the memory was mapped.
+    fn retain(&mut self, held: &Arc<Held>) -> u64 {
+        let known = self.handles.iter_mut().find(|(_, handle)| Arc::ptr_eq(&handle.held, held));
+        match known {
+            Some((&name, handle)) => {
+                handle.claims += 1;
+                name
+            }
+            None => self.add(Handle { held: Arc::clone(held), exportable: Switch::Off, claims: 1 }),
+        }
+    }
+
     fn get(&self, name: u64) -> Result<Handle, Code> {
         self.handles.get(&name).cloned().ok_or(Code::INVALID_VALUE)
     }
 }
 
 entry_points! {
-    fn cuMemGetAllocationGranularity(driver, out: *mut usize, kind: *const Kind, option: u32) {
+    10020 fn cuMemGetAllocationGranularity(driver, out: *mut usize, kind: *const Kind, option: u32) {
         // SAFETY: the header wants a pointer to properties, or null.
         let kind = unsafe { kind.as_ref() }.ok_or(Code::INVALID_VALUE)?;
         if option > 1 || kind.kind != PINNED || kind.location.kind != ON_DEVICE {
@@ -87,7 +109,7 @@ entry_points! {
         unsafe { put(out, usize::try_from(GRANULARITY.get()).unwrap_or(usize::MAX)) }
     }
 
-    fn cuMemCreate(driver, out: *mut u64, size: usize, kind: *const Kind, flags: u64) {
+    10020 fn cuMemCreate(driver, out: *mut u64, size: usize, kind: *const Kind, flags: u64) {
         // SAFETY: the header wants a pointer to properties, or null.
         let (device, exportable) = device_of(driver, unsafe { kind.as_ref() })?;
         let bytes = granular(size)?;
@@ -95,17 +117,40 @@ entry_points! {
             return Err(Code::INVALID_VALUE);
         }
         let held = Arc::new(create(driver, device, bytes)?);
-        let name = driver.state().handles.add(Handle { held, exportable });
+        let name = driver.state().handles.add(Handle { held, exportable, claims: 1 });
         // SAFETY: the header wants a pointer to a handle, or null.
         unsafe { put(out, name) }
     }
 
-    fn cuMemRelease(driver, handle: u64) {
-        let released = driver.state().handles.handles.remove(&handle);
-        released.map(drop).ok_or(Code::INVALID_VALUE)
+    10020 fn cuMemRelease(driver, handle: u64) {
+        let released = driver.state().handles.release(handle)?;
+        drop(released);
+        Ok(())
     }
 
-    fn cuMemExportToShareableHandle(driver, out: *mut i32, handle: u64, kind: u32, flags: u64) {
+    11000 fn cuMemRetainAllocationHandle(driver, out: *mut u64, at: *mut c_void) {
+        let mut state = driver.state();
+        let (_, mapping) = state.addresses.around(at.addr() as u64).ok_or(Code::INVALID_VALUE)?;
+        if mapping.origin != Origin::Vmm {
+            return Err(Code::INVALID_VALUE);
+        }
+        let held = Arc::clone(&mapping.held);
+        let name = state.handles.retain(&held);
+        // SAFETY: the header wants a pointer to a handle, or null.
+        unsafe { put(out, name) }
+    }
+
+    10020 fn cuMemGetAllocationPropertiesFromHandle(driver, out: *mut Kind, handle: u64) {
+        let handle = driver.state().handles.get(handle)?;
+        let id = driver.ordinal(handle.held.memory().device()).ok_or(Code::INVALID_DEVICE)?;
+        let handle_types = if handle.exportable == Switch::On { POSIX_DESCRIPTOR } else { 0 };
+        let location = Location { kind: ON_DEVICE, id };
+        let kind = Kind { kind: PINNED, handle_types, location, win32: std::ptr::null_mut(), flags: [0; 8] };
+        // SAFETY: the header wants a pointer to properties, or null.
+        unsafe { put(out, kind) }
+    }
+
+    10020 fn cuMemExportToShareableHandle(driver, out: *mut i32, handle: u64, kind: u32, flags: u64) {
         let handle = driver.state().handles.get(handle)?;
         if kind != POSIX_DESCRIPTOR || flags != 0 || handle.exportable == Switch::Off {
             return Err(Code::INVALID_VALUE);
@@ -117,7 +162,7 @@ entry_points! {
         unsafe { put(out, descriptor.into_raw_fd()) }
     }
 
-    fn cuMemImportFromShareableHandle(driver, out: *mut u64, from: *mut c_void, kind: u32) {
+    10020 fn cuMemImportFromShareableHandle(driver, out: *mut u64, from: *mut c_void, kind: u32) {
         let fd = i32::try_from(from.addr()).ok().filter(|&fd| fd >= 0).ok_or(Code::UNKNOWN)?;
         if kind != POSIX_DESCRIPTOR {
             return Err(Code::INVALID_VALUE);
@@ -127,12 +172,12 @@ entry_points! {
         driver.ordinal(memory.device()).ok_or(Code::INVALID_DEVICE)?;
         let holding = driver.card.hold(&driver.process, &memory).map_err(system)?;
         let held = Arc::new(Held::new((memory, holding)));
-        let name = driver.state().handles.add(Handle { held, exportable: Switch::Off });
+        let name = driver.state().handles.add(Handle { held, exportable: Switch::Off, claims: 1 });
         // SAFETY: the header wants a pointer to a handle, or null.
         unsafe { put(out, name) }
     }
 
-    fn cuMemAddressReserve(driver, out: *mut u64, size: usize, alignment: usize, _near: u64, flags: u64) {
+    10020 fn cuMemAddressReserve(driver, out: *mut u64, size: usize, alignment: usize, _near: u64, flags: u64) {
         let bytes = granular(size)?;
         if flags != 0 || (alignment != 0 && !alignment.is_power_of_two()) {
             return Err(Code::INVALID_VALUE);
@@ -142,11 +187,11 @@ entry_points! {
         unsafe { put(out, base) }
     }
 
-    fn cuMemAddressFree(driver, base: u64, size: usize) {
+    10020 fn cuMemAddressFree(driver, base: u64, size: usize) {
         driver.state().addresses.free(base, size as u64)
     }
 
-    fn cuMemMap(driver, at: u64, size: usize, offset: usize, handle: u64, flags: u64) {
+    10020 fn cuMemMap(driver, at: u64, size: usize, offset: usize, handle: u64, flags: u64) {
         let mut state = driver.state();
         let held = state.handles.get(handle)?.held;
         if flags != 0 || !Bytes::new(at).is_granular() {
@@ -158,11 +203,11 @@ entry_points! {
         state.addresses.map(at, size as u64, held)
     }
 
-    fn cuMemUnmap(driver, at: u64, size: usize) {
+    10020 fn cuMemUnmap(driver, at: u64, size: usize) {
         driver.state().addresses.unmap(at, size as u64)
     }
 
-    fn cuMemSetAccess(driver, at: u64, size: usize, rights: *const Right, count: usize) {
+    10020 fn cuMemSetAccess(driver, at: u64, size: usize, rights: *const Right, count: usize) {
         if rights.is_null() || count == 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -172,6 +217,22 @@ entry_points! {
             set_access(driver, at, size as u64, right)?;
         }
         Ok(())
+    }
+
+    10020 fn cuMemGetAccess(driver, out: *mut u64, location: *const Location, at: u64) {
+        // SAFETY: the header wants a pointer to a location, or null.
+        let location = unsafe { location.as_ref() }.ok_or(Code::INVALID_VALUE)?;
+        let device = driver.device(location.id)?;
+        let state = driver.state();
+        let (_, mapping) = state.addresses.around(at).ok_or(Code::INVALID_VALUE)?;
+        let flags = match mapping.access {
+            Access::None => 0,
+            Access::Read => 1,
+            Access::Write => 3,
+        };
+        let flags = if mapping.held.memory().device() == device { flags } else { 0 };
+        // SAFETY: the header wants a pointer to flags, or null.
+        unsafe { put(out, flags) }
     }
 }
 

@@ -1,15 +1,14 @@
-//! `cuMemAlloc` and IPC handles.
+//! IPC handles: 64 bytes by which another process maps what this one allocated.
 
 use std::process;
 use std::sync::Arc;
 
-use gpulease_words::Bytes;
-
 use crate::addresses::Origin;
-use crate::code::{Code, Outcome};
-use crate::driver::{Driver, Held, entry_points, system};
+use crate::code::Code;
+use crate::context::current;
+use crate::driver::{Driver, Held, system};
+use crate::entry::entry_points;
 use crate::pointer::put;
-use crate::vmm::create;
 
 const MAGIC: [u8; 8] = *b"standin\0";
 
@@ -21,45 +20,7 @@ struct Handle {
 }
 
 entry_points! {
-    fn cuMemAlloc_v2(driver, out: *mut u64, size: usize) {
-        let at = allocate(driver, size, |asked| Origin::Allocated { asked })?;
-        // SAFETY: the header wants a pointer to an address, or null.
-        unsafe { put(out, at) }
-    }
-
-    fn cuMemAllocAsync(driver, out: *mut u64, size: usize, _stream: *mut std::ffi::c_void) {
-        let at = allocate(driver, size, |asked| Origin::Pooled { asked })?;
-        // SAFETY: as above.
-        unsafe { put(out, at) }
-    }
-
-    fn cuMemFree_v2(driver, at: u64) {
-        free(driver, at)
-    }
-
-    fn cuMemFreeAsync(driver, at: u64, _stream: *mut std::ffi::c_void) {
-        free(driver, at)
-    }
-
-    fn cuMemGetAddressRange_v2(driver, base: *mut u64, size: *mut usize, at: u64) {
-        let state = driver.state();
-        let (start, mapping) = state.addresses.around(at).ok_or(Code::NOT_FOUND)?;
-        let length = match mapping.origin {
-            Origin::Vmm => mapping.size,
-            Origin::Allocated { asked } | Origin::Pooled { asked } | Origin::Opened { asked, .. } => asked,
-        };
-        if !base.is_null() {
-            // SAFETY: the header wants a pointer to an address, or null.
-            unsafe { put(base, start) }?;
-        }
-        if !size.is_null() {
-            // SAFETY: the header wants a pointer to a size, or null.
-            unsafe { put(size, usize::try_from(length).unwrap_or(usize::MAX)) }?;
-        }
-        Ok(())
-    }
-
-    fn cuIpcGetMemHandle(driver, out: *mut Handle, at: u64) {
+    4010 fn cuIpcGetMemHandle(driver, out: *mut Handle, at: u64) {
         let state = driver.state();
         let (_, mapping) = state.addresses.around(at).ok_or(Code::INVALID_VALUE)?;
         let Origin::Allocated { asked } = mapping.origin else { return Err(Code::INVALID_VALUE) };
@@ -67,7 +28,7 @@ entry_points! {
         unsafe { put(out, write_handle(&mapping.held, asked)) }
     }
 
-    fn cuIpcOpenMemHandle_v2(driver, out: *mut u64, handle: Handle, flags: u32) {
+    11000 fn cuIpcOpenMemHandle_v2(driver, out: *mut u64, handle: Handle, flags: u32) {
         driver.current_device()?;
         if flags != 1 {
             return Err(Code::INVALID_VALUE);
@@ -77,7 +38,7 @@ entry_points! {
         unsafe { put(out, at) }
     }
 
-    fn cuIpcCloseMemHandle(driver, at: u64) {
+    4010 fn cuIpcCloseMemHandle(driver, at: u64) {
         driver.current_device()?;
         let mut state = driver.state();
         let mapping = state.addresses.starting(at).ok_or(Code::INVALID_VALUE)?;
@@ -87,30 +48,15 @@ entry_points! {
                 *times -= 1;
                 Ok(())
             }
-            Origin::Vmm | Origin::Allocated { .. } | Origin::Pooled { .. } => Err(Code::INVALID_VALUE),
+            Origin::Vmm
+            | Origin::Allocated { .. }
+            | Origin::Managed { .. }
+            | Origin::Pooled { .. }
+            | Origin::Cached { .. }
+            | Origin::Array
+            | Origin::Variable { .. }
+            | Origin::Graph { .. } => Err(Code::INVALID_VALUE),
         }
-    }
-}
-
-fn allocate(driver: &Driver, size: usize, origin: impl Fn(u64) -> Origin) -> Result<u64, Code> {
-    let device = driver.current_device()?;
-    let asked = Bytes::new(size as u64);
-    if asked.is_zero() {
-        return Err(Code::INVALID_VALUE);
-    }
-    let bytes = asked.round_up().ok_or(Code::OUT_OF_MEMORY)?;
-    let held = Arc::new(create(driver, device, bytes)?);
-    driver.state().addresses.place(origin(asked.get()), held)
-}
-
-fn free(driver: &Driver, at: u64) -> Outcome {
-    if at == 0 {
-        return Ok(());
-    }
-    let mut state = driver.state();
-    match state.addresses.starting(at).map(|mapping| mapping.origin) {
-        Some(Origin::Allocated { .. } | Origin::Pooled { .. }) => state.addresses.take(at),
-        Some(Origin::Vmm | Origin::Opened { .. }) | None => Err(Code::INVALID_VALUE),
     }
 }
 
@@ -149,5 +95,6 @@ fn open(driver: &Driver, handle: &[u8; 64]) -> Result<u64, Code> {
     let nonce = handle[32..48].try_into().expect("sixteen bytes were taken");
     let found = driver.card.find(&driver.process, id, nonce).map_err(system)?;
     let held = Arc::new(Held::new(found.ok_or(Code::INVALID_VALUE)?));
-    state.addresses.place(Origin::Opened { times: 1, asked }, held)
+    let context = current().ok_or(Code::INVALID_CONTEXT)?;
+    state.addresses.place(Origin::Opened { times: 1, asked }, context, held)
 }
