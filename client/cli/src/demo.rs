@@ -12,6 +12,7 @@ mod record;
 mod report;
 mod set;
 mod stage;
+mod turns;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
@@ -26,10 +27,12 @@ use director::Director;
 use gauge::{Gauges, Source};
 pub(crate) use job::job;
 use narrator::{Manner, Narrator};
-use promise::Promise;
+use promise::{Promise, Verdicts};
+use record::Record;
 use report::{Device, Report};
 use set::Set;
 use stage::{Keep, Stage};
+use turns::Turns;
 
 /// What the director tells a job to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,21 +82,65 @@ pub(crate) async fn demo(common: &Common, arguments: &DemoArguments, mut signals
     let manner = if common.json { Manner::Silent } else { Manner::Aloud(Look::of_stdout()) };
     let mut narrator = Narrator::new(manner);
     narrator.tell("demo", &format!("plays on {}", set.words))?;
-    let stage = Stage::open(&set, cast, signals.before()).await?;
-    let played = play(&stage, &set, cast, &mut signals, narrator).await;
+    let turns = Turns::on(&set).map_err(|why| Failure::new(Exit::Failed, why))?;
+    let halves = [
+        Half { set, configuration: stage::budgets(cast), acts: Acts::Leases },
+        Half { set: turns.set.clone(), configuration: turns.configuration(), acts: Acts::Turns(turns) },
+    ];
     let keep = if arguments.keep { Keep::Folder } else { Keep::Nothing };
-    let closed = stage.close(keep).await;
-    let report = played?;
-    let kept = closed.map_err(|why| Failure::new(Exit::Failed, why))?;
+    let mut story = Story::new(narrator);
+    let mut folders = Vec::new();
+    for half in halves {
+        let stage = Stage::open(&half.set, &half.configuration, signals.before()).await?;
+        let played = play(&stage, &half, cast, &mut signals, story).await;
+        let closed = stage.close(keep).await;
+        story = played?;
+        folders.extend(closed.map_err(|why| Failure::new(Exit::Failed, why))?);
+    }
+    let report = story.report();
     if common.json {
         output::print_document(&report)?;
     } else {
         output::print(&report.text(Look::of_stdout()))?;
     }
-    if let Some(folder) = kept {
-        output::say(&format!("the broker's log, configuration and sockets are in {}", folder.display()));
+    for folder in folders {
+        output::say(&format!("a broker's log, configuration and sockets are in {}", folder.display()));
     }
     verdict(&report)
+}
+
+/// What is played on a broker of its own.
+struct Half {
+    set: Set,
+    configuration: String,
+    acts: Acts,
+}
+
+enum Acts {
+    /// Budgets, growth, the line, deaths.
+    Leases,
+    /// Jobs that don't fit together.
+    Turns(Turns),
+}
+
+/// What has been seen so far.
+struct Story {
+    narrator: Narrator,
+    records: Vec<Record>,
+    verdicts: Verdicts,
+    /// Of the first broker.
+    devices: Vec<Device>,
+}
+
+impl Story {
+    fn new(narrator: Narrator) -> Self {
+        Self { narrator, records: Vec::new(), verdicts: Verdicts::default(), devices: Vec::new() }
+    }
+
+    fn report(self) -> Report {
+        let seconds = self.narrator.seconds();
+        Report::new(self.devices, self.records, self.verdicts.all(), seconds, self.narrator.into_lines())
+    }
 }
 
 fn verdict(report: &Report) -> Outcome {
@@ -107,21 +154,23 @@ fn verdict(report: &Report) -> Outcome {
 
 async fn play(
     stage: &Stage,
-    set: &Set,
+    half: &Half,
     cast: Cast,
     signals: &mut Signals,
-    mut narrator: Narrator,
-) -> Result<Report, Failure> {
+    mut story: Story,
+) -> Result<Story, Failure> {
     let state = stage.observer().status().await?;
     let devices: Vec<u32> =
         state.devices.iter().filter_map(|device| device.info.as_ref()).map(|info| info.index).collect();
     let cannot = |e| Failure::new(Exit::Failed, format!("the devices cannot be watched: {e}"));
     let gauges = Gauges::watch(sources(&state, stage)).map_err(cannot)?;
-    let (wanted, count) = (cast.wanted(), cast::Role::TRAINING.len());
-    narrator
-        .tell("broker", &format!("leases {} of each device; {count} jobs want {wanted}", set.capacity))?;
-    let mut director = Director::new(stage, signals, &gauges, cast, devices, narrator);
-    director.play().await?;
+    story.narrator.tell("broker", &half.opening(cast))?;
+    let mut director = Director::new(stage, signals, &gauges, cast, devices, story.narrator);
+    director.verdicts = story.verdicts;
+    match &half.acts {
+        Acts::Leases => director.play().await?,
+        Acts::Turns(turns) => director.play_turns(turns).await?,
+    }
     let Director { records, narrator, mut verdicts, .. } = director;
     let state = stage.observer().status().await?;
     let devices: Vec<Device> =
@@ -132,8 +181,24 @@ async fn play(
             Err(words) => verdicts.broken(Promise::WithinCapacity, words),
         }
     }
-    let seconds = narrator.seconds();
-    Ok(Report::new(devices, records, verdicts.all(), seconds, narrator.into_lines()))
+    story.records.extend(records);
+    let devices = if story.devices.is_empty() { devices } else { story.devices };
+    Ok(Story { narrator, verdicts, devices, ..story })
+}
+
+impl Half {
+    fn opening(&self, cast: Cast) -> String {
+        let capacity = self.set.capacity;
+        match &self.acts {
+            Acts::Leases => {
+                let (wanted, count) = (cast.wanted(), cast::Role::TRAINING.len());
+                format!("leases {capacity} of each device; {count} jobs want {wanted}")
+            }
+            Acts::Turns(_) => {
+                format!("another one leases {} and swaps out who has had a turn", self.set.words)
+            }
+        }
+    }
 }
 
 /// Where each device's own word is heard.

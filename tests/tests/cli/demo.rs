@@ -34,11 +34,15 @@ fn every_promise_is_kept_and_told_as_a_document() {
     assert_eq!(job("greta")["end"]["reason"], "over_budget");
     assert_eq!(job("carl")["end"]["signal"], 9);
     assert!(job("dora")["waited_seconds"].as_f64() > Some(0.0));
+    for name in ["hugo", "ida", "jan"] {
+        assert_eq!(job(name)["end"]["how"], "finished");
+        assert_eq!(job(name)["held_at_most_bytes"], 38 << 20, "60 % of the device");
+    }
     assert_eq!(job("bert")["held_at_most_bytes"], job("bert")["limit_bytes"]);
     assert!(
         report["promises"]
             .as_array()
-            .is_some_and(|all| all.len() == 8 && all.iter().all(|one| one["kept"] == true))
+            .is_some_and(|all| all.len() == 9 && all.iter().all(|one| one["kept"] == true))
     );
 }
 

@@ -21,7 +21,7 @@ const QUARTER: f64 = 0.25;
 const NOISE_OF_A_CARD: Bytes = mib(32);
 
 /// Between two looks at the state, where nothing is told.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Director<'_> {
     pub(super) async fn refuse_greta(&mut self) -> Result<String, Stop> {

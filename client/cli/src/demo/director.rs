@@ -108,7 +108,7 @@ impl<'a> Director<'a> {
     }
 
     /// Notes what was shown of a promise.
-    fn note(&mut self, promise: Promise, shown: Result<String, Stop>) -> Result<(), Failure> {
+    pub(super) fn note(&mut self, promise: Promise, shown: Result<String, Stop>) -> Result<(), Failure> {
         match shown {
             Ok(detail) => self.verdicts.kept(promise, detail),
             Err(Stop::Missed(detail)) => {
@@ -138,6 +138,19 @@ impl<'a> Director<'a> {
         }
     }
 
+    /// Takes what the jobs tell for so long.
+    pub(super) async fn attend(&mut self, time: Duration) -> Act {
+        let over = tokio::time::sleep(time);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                Some(told) = self.told.recv() => self.take(told)?,
+                caught = self.signals.next() => if caught.ends_a_wait() { return Err(given_up(caught.number)) },
+                () = &mut over => return Ok(()),
+            }
+        }
+    }
+
     /// Takes what the jobs tell until something is so.
     pub(super) async fn until(&mut self, what: &str, so: impl Fn(&[Record]) -> bool) -> Act {
         let deadline = tokio::time::sleep(ACT_WAIT);
@@ -145,10 +158,7 @@ impl<'a> Director<'a> {
         while !so(&self.records) {
             tokio::select! {
                 Some(told) = self.told.recv() => self.take(told)?,
-                caught = self.signals.next() => if caught.ends_a_wait() {
-                    let message = format!("given up at {}; the private broker and its jobs are ended", name(caught.number));
-                    return Err(Stop::Failure(Failure::new(Exit::Signal(caught.number), message)));
-                },
+                caught = self.signals.next() => if caught.ends_a_wait() { return Err(given_up(caught.number)) },
                 () = &mut deadline => {
                     return Err(Stop::Missed(format!("after {} s it is not so that {what}", ACT_WAIT.as_secs())));
                 }
@@ -167,4 +177,9 @@ impl<'a> Director<'a> {
         }
         news.map_or(Ok(()), |news| self.narrator.news(record, &news))
     }
+}
+
+fn given_up(signal: i32) -> Stop {
+    let message = format!("given up at {}; the private broker and its jobs are ended", name(signal));
+    Stop::Failure(Failure::new(Exit::Signal(signal), message))
 }

@@ -1,10 +1,11 @@
 //! What the devices themselves say is in use: a second opinion beside the broker's book.
 //!
 //! A GPU is asked through NVML. Host memory is counted as the kernel has it: the blocks of the
-//! memory files that the broker has open.
+//! memory files that the broker has open, but for the copies of what is swapped out.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -134,14 +135,19 @@ fn memory_files(pid: u32) -> Option<Bytes> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
         let path = entry.path();
-        let is_memory = std::fs::read_link(&path)
-            .is_ok_and(|target| target.as_os_str().to_string_lossy().starts_with("/memfd:"));
+        let is_memory = std::fs::read_link(&path).is_ok_and(|target| is_of_a_device(&target));
         if let (true, Ok(file)) = (is_memory, std::fs::metadata(&path)) {
             // Linux counts blocks of 512 bytes, whatever the file system's own are.
             files.insert(file.ino(), file.blocks() * 512);
         }
     }
     Some(files.into_values().map(Bytes::new).sum())
+}
+
+/// Whether a descriptor's target is memory of a device, and not a copy of some.
+fn is_of_a_device(target: &Path) -> bool {
+    let name = target.as_os_str().to_string_lossy();
+    name.starts_with("/memfd:") && !name.starts_with("/memfd:gpulease-copy-")
 }
 
 #[cfg(test)]
@@ -163,6 +169,8 @@ mod tests {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, mib(8).get()).expect("memory for it");
         assert_eq!(memory_files(std::process::id()), before.checked_add(mib(8)));
         assert_eq!(memory_files(u32::MAX), None);
+        assert!(is_of_a_device(Path::new("/memfd:gpulease-3 (deleted)")));
+        assert!(!is_of_a_device(Path::new("/memfd:gpulease-copy-3 (deleted)")));
     }
 
     #[test]

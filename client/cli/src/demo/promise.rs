@@ -18,6 +18,8 @@ pub(super) enum Promise {
     GrantedAfter,
     /// The losses fall.
     LossesFall,
+    /// Jobs that together exceed the device take turns, and all finish.
+    TakesTurns,
     /// No device ever held more than its capacity.
     WithinCapacity,
     /// At the end everything is given back.
@@ -26,13 +28,14 @@ pub(super) enum Promise {
 
 impl Promise {
     /// All of them, in the order in which they are kept.
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::OverBudgetRefused,
         Self::GrowthBounded,
         Self::Waits,
         Self::PassedOn,
         Self::GrantedAfter,
         Self::LossesFall,
+        Self::TakesTurns,
         Self::WithinCapacity,
         Self::GivenBack,
     ];
@@ -46,6 +49,7 @@ impl Promise {
             Self::PassedOn => "what a killed job had goes to the next in line",
             Self::GrantedAfter => "who waited is granted when room comes",
             Self::LossesFall => "every job's loss falls",
+            Self::TakesTurns => "jobs that together want more than the device has take turns, and all finish",
             Self::WithinCapacity => "no device ever held more than its capacity",
             Self::GivenBack => "at the end everything is given back",
         }

@@ -98,7 +98,7 @@ fn share_of(free: Bytes) -> Bytes {
 }
 
 /// What the kernel would give without swapping, and a memory limit of this process's group leaves.
-fn free_of_host() -> Bytes {
+pub(super) fn free_of_host() -> Bytes {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = available(&meminfo).unwrap_or(Bytes::ZERO);
     group_leaves().map_or(available, |left| left.min(available))

@@ -39,9 +39,9 @@ impl Stage {
     ///
     /// # Errors
     /// Where it does not, with what it said.
-    pub(super) async fn open(set: &Set, cast: Cast, mask: Mask) -> Result<Self, Failure> {
+    pub(super) async fn open(set: &Set, configuration: &str, mask: Mask) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("gpulease-demo-").tempdir().map_err(cannot)?;
-        std::fs::write(folder.path().join("gpuleased.toml"), configuration(cast)).map_err(cannot)?;
+        std::fs::write(folder.path().join("gpuleased.toml"), configuration).map_err(cannot)?;
         let log = std::fs::File::create(folder.path().join("gpuleased.log")).map_err(cannot)?;
         let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
         command.arg0(crate::DAEMON).arg("--socket").arg(socket_in(folder.path()));
@@ -123,7 +123,7 @@ fn socket_in(folder: &Path) -> PathBuf {
 }
 
 /// Budgets for the accounts of the demo's jobs; Greta's is half of what she asks for.
-fn configuration(cast: Cast) -> String {
+pub(super) fn budgets(cast: Cast) -> String {
     let mut text = String::from("# The demo's budgets: each job has an account of its own.\n");
     let mut budget = |role: Role, bytes: gpulease_words::Bytes| {
         text.push_str(&format!("[job.{}]\nlimit = \"{}B\"\n", role.name(), bytes.get()));
