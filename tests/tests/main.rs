@@ -9,6 +9,7 @@ mod examples;
 mod field_cases;
 mod gpu;
 mod layers;
+mod preload;
 mod process;
 mod rust_source;
 mod scenarios;

@@ -170,6 +170,12 @@ pub(crate) struct RunArguments {
     /// Say so when no process has claimed leased memory after so long
     #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "30s", hide = true)]
     pub(crate) unused_after: Duration,
+    /// Leave the program's GPU memory alone: for programs that use the gpulease library themselves
+    #[arg(long)]
+    pub(crate) no_preload: bool,
+    /// Let allocations above what is set aside wait in line at most so long; else they are out of memory at once
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "no_preload")]
+    pub(crate) wait_for_memory: Option<Duration>,
     /// The command, after `--`
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,

@@ -1,6 +1,7 @@
 //! `gpulease run`: a command in a lease.
 
 mod gated;
+mod preload;
 mod program;
 mod surroundings;
 
@@ -40,7 +41,8 @@ async fn in_lease(
     arguments: &RunArguments,
     signals: &mut Signals,
 ) -> Outcome {
-    let variables = surroundings::of(lease, client.devices());
+    let mut variables = surroundings::of(lease, client.devices());
+    variables.extend(preload::variables(lease, client.devices(), arguments)?);
     if !arguments.wish.quiet {
         surroundings::replaced(&variables, |name| std::env::var_os(name))
             .iter()

@@ -1,0 +1,113 @@
+//! The library that puts the GPU memory of programs which know nothing of leases into the lease.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use gpulease_client::{Device, DeviceKind, Lease};
+
+use super::surroundings::Variable;
+use crate::arguments::RunArguments;
+use crate::exit::{Exit, Failure};
+
+/// Its file.
+const LIBRARY: &str = "libgpulease_preload.so";
+/// Names it elsewhere.
+const PLACE: &str = "GPULEASE_PRELOAD";
+/// What the dynamic loader loads before all others.
+const LOADED_FIRST: &str = "LD_PRELOAD";
+/// How long an allocation above the reserve waits in line, in milliseconds.
+const WAIT: &str = "GPULEASE_WAIT_FOR_MEMORY_MS";
+
+/// Beside the program, where packages put libraries, and in a build folder.
+const FOLDERS: [&str; 4] = [".", "../lib/gpulease", "../lib", "deps"];
+
+/// What the child needs so that its GPU memory comes from the lease; nothing where the lease has no GPU, or the
+/// library is not wanted.
+///
+/// # Errors
+/// Where the library is wanted and not found: the program would take its memory from outside the lease.
+pub(super) fn variables(
+    lease: &Lease,
+    devices: &[Device],
+    arguments: &RunArguments,
+) -> Result<Vec<Variable>, Failure> {
+    let on_gpu = |device: &&Device| device.kind == DeviceKind::Cuda && lease.devices().contains(&device.id);
+    if arguments.no_preload || !devices.iter().any(|device| on_gpu(&device)) {
+        return Ok(Vec::new());
+    }
+    let library = find(env::var_os(PLACE), env::current_exe().ok().as_deref())?;
+    let mut variables = vec![(LOADED_FIRST, before_others(library, env::var_os(LOADED_FIRST)))];
+    if let Some(wait) = arguments.wait_for_memory {
+        variables.push((WAIT, wait.as_millis().to_string().into()));
+    }
+    Ok(variables)
+}
+
+fn find(named: Option<OsString>, program: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(named) = named.filter(|named| !named.is_empty()).map(PathBuf::from) {
+        return if named.is_file() {
+            Ok(named)
+        } else {
+            Err(missing(&format!("{PLACE} names {}", named.display())))
+        };
+    }
+    let folder = program.and_then(Path::parent).unwrap_or(Path::new("."));
+    let places = FOLDERS.map(|place| folder.join(place).join(LIBRARY));
+    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    found.ok_or_else(|| {
+        missing(&format!("{LIBRARY} is neither beside {} nor in ../lib/gpulease", folder.display()))
+    })
+}
+
+fn missing(what: &str) -> Failure {
+    Failure::new(
+        Exit::BadConfiguration,
+        format!(
+            "{what}, and without it the program would take its GPU memory from outside the lease; install it there, \
+             or say --no-preload for a program that uses the gpulease library itself"
+        ),
+    )
+}
+
+/// The loader takes a list with colons; what the user has there stays, behind ours.
+fn before_others(library: PathBuf, others: Option<OsString>) -> OsString {
+    let mut list = library.into_os_string();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_own_libraries_stay_behind_ours() {
+        let ours = || PathBuf::from("/opt/lib/ours.so");
+        assert_eq!(before_others(ours(), None), "/opt/lib/ours.so");
+        assert_eq!(before_others(ours(), Some("".into())), "/opt/lib/ours.so");
+        assert_eq!(before_others(ours(), Some("a.so:b.so".into())), "/opt/lib/ours.so:a.so:b.so");
+    }
+
+    #[test]
+    fn it_is_found_where_it_is_named_and_else_near_the_program() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (bin, lib) = (folder.path().join("bin"), folder.path().join("lib/gpulease"));
+        std::fs::create_dir_all(&bin).and(std::fs::create_dir_all(&lib)).expect("folders");
+        let program = bin.join("gpulease");
+        let failure = find(None, Some(&program)).expect_err("there is none yet");
+        assert_eq!(failure.exit, Exit::BadConfiguration);
+        std::fs::write(lib.join(LIBRARY), "").expect("a file");
+        let found = find(None, Some(&program)).expect("it is there now");
+        assert_eq!(found, lib.join(LIBRARY).canonicalize().expect("it is there"));
+        let named = lib.join(LIBRARY);
+        assert_eq!(find(Some(named.clone().into()), Some(&program)).expect("it is named"), named);
+        assert!(
+            find(Some("/nowhere/ours.so".into()), Some(&program)).is_err(),
+            "a wrong name is no wish for another"
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! Functions of the driver that we call and do not stand before.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use crate::code::{Code, NOT_FOUND, check};
+use crate::entries::c_name;
+use crate::real::{CUDA, NVML, Slot};
+
+macro_rules! called {
+    ($($library:ident $symbol:ident($($argument:ident: $kind:ty),*);)*) => {$(
+        pub(crate) unsafe fn $symbol($($argument: $kind),*) -> Code {
+            static SLOT: Slot = Slot::new(&$library, c_name!($symbol));
+            let found = SLOT.get();
+            if found.is_null() {
+                return NOT_FOUND;
+            }
+            // SAFETY: the type is that of the header for this name; the arguments are the caller's matter.
+            unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> Code>(found)($($argument),*)
+            }
+        }
+    )*};
+}
+
+called! {
+    CUDA cuDeviceGetCount(count: *mut c_int);
+    CUDA cuCtxGetDevice(device: *mut c_int);
+    CUDA cuCtxSynchronize();
+    NVML nvmlDeviceGetUUID(device: *mut c_void, text: *mut c_char, length: c_uint);
+}
+
+/// The device of the current context.
+///
+/// # Errors
+/// What the driver says: for example that there is no context.
+pub(crate) fn current_device() -> Result<i32, Code> {
+    let mut device = 0;
+    // SAFETY: the pointer is to an int of ours.
+    check(unsafe { cuCtxGetDevice(&mut device) })?;
+    Ok(device)
+}
+
+/// Waits for all work of the current context.
+///
+/// # Errors
+/// What the driver says, which includes errors of work that ran before.
+pub(crate) fn synchronize() -> Result<(), Code> {
+    // SAFETY: the call has no arguments.
+    check(unsafe { cuCtxSynchronize() })
+}

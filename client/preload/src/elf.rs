@@ -1,0 +1,126 @@
+//! Looks up a symbol in a library that is loaded, by its ELF tables.
+//!
+//! This library exports `dlsym` and `dlvsym`, so that asking either of them for the real ones would come back here.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::size_of;
+use std::ptr::NonNull;
+
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_GNU_HASH: u64 = 0x6fff_fef5;
+
+/// One entry of a dynamic section.
+#[repr(C)]
+struct Dynamic {
+    tag: u64,
+    value: u64,
+}
+
+struct Wanted<'n> {
+    libraries: &'n [&'n str],
+    symbol: &'n CStr,
+    found: Option<NonNull<c_void>>,
+}
+
+/// The address of a symbol that one of these libraries defines, in the order in which they were loaded. A library is
+/// named by the beginning of its file's name.
+pub(crate) fn find(libraries: &[&str], symbol: &CStr) -> Option<NonNull<c_void>> {
+    let mut wanted = Wanted { libraries, symbol, found: None };
+    // SAFETY: the callback takes what the loader hands it, and `wanted` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut wanted).cast()) };
+    wanted.found
+}
+
+unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, wanted: *mut c_void) -> c_int {
+    // SAFETY: the loader gives a valid record for the time of the call; `wanted` is `find`'s own.
+    let (info, wanted) = unsafe { (&*info, &mut *wanted.cast::<Wanted<'_>>()) };
+    if info.dlpi_name.is_null() {
+        return 0;
+    }
+    // SAFETY: the name of a loaded object is a string.
+    let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy();
+    let file = path.rsplit('/').next().unwrap_or_default();
+    if wanted.libraries.iter().any(|library| file.starts_with(library)) {
+        // SAFETY: the object is loaded, and the loader does not unload it during the walk.
+        wanted.found = unsafe { Tables::of(info) }.and_then(|tables| unsafe { tables.find(wanted.symbol) });
+    }
+    c_int::from(wanted.found.is_some())
+}
+
+/// The tables of a loaded object that a look-up needs.
+struct Tables {
+    base: u64,
+    strings: *const c_char,
+    symbols: *const libc::Elf64_Sym,
+    hash: *const u32,
+}
+
+impl Tables {
+    /// # Safety
+    /// The record is of a loaded object.
+    unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
+        let base = info.dlpi_addr;
+        // SAFETY: the loader's array has that many headers.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+        let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        let mut entry = (base + dynamic.p_vaddr) as *const Dynamic;
+        let (mut strings, mut symbols, mut hash) = (0, 0, 0);
+        // SAFETY: a dynamic section ends with an entry whose tag is zero.
+        while unsafe { (*entry).tag } != 0 {
+            // SAFETY: as above. The loader has made addresses of most values; where not they are offsets.
+            let Dynamic { tag, value } = unsafe { entry.read() };
+            let address = if value < base { base + value } else { value };
+            match tag {
+                DT_STRTAB => strings = address,
+                DT_SYMTAB => symbols = address,
+                DT_GNU_HASH => hash = address,
+                _ => {}
+            }
+            // SAFETY: not the last entry, so that there is a next one.
+            entry = unsafe { entry.add(1) };
+        }
+        let complete = strings != 0 && symbols != 0 && hash != 0;
+        complete.then_some(Self {
+            base,
+            strings: strings as *const c_char,
+            symbols: symbols as *const libc::Elf64_Sym,
+            hash: hash as *const u32,
+        })
+    }
+
+    /// The symbol, by the GNU hash table: buckets of chains whose last hash has its lowest bit set.
+    ///
+    /// # Safety
+    /// The tables are those of a loaded object.
+    unsafe fn find(&self, symbol: &CStr) -> Option<NonNull<c_void>> {
+        let wanted = symbol
+            .to_bytes()
+            .iter()
+            .fold(5381_u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
+        // SAFETY: the table begins with four numbers, then the Bloom filter, the buckets and the chains.
+        unsafe {
+            let (buckets, first, words) = (
+                *self.hash,
+                *self.hash.add(1),
+                *self.hash.add(2) as usize * (size_of::<u64>() / size_of::<u32>()),
+            );
+            let bucket = self.hash.add(4 + words);
+            let chains = bucket.add(buckets as usize);
+            let mut at = *bucket.add((wanted % buckets) as usize);
+            while at >= first && at != 0 {
+                let hash = *chains.add((at - first) as usize);
+                let found = &*self.symbols.add(at as usize);
+                let name = CStr::from_ptr(self.strings.add(found.st_name as usize));
+                if hash | 1 == wanted | 1 && name == symbol && found.st_shndx != 0 {
+                    return NonNull::new((self.base + found.st_value) as *mut c_void);
+                }
+                if hash & 1 == 1 {
+                    return None;
+                }
+                at += 1;
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,218 @@
+//! The job that this process belongs to: the lease that its environment names, joined at the first `cuInit`.
+
+use std::env::var_os;
+use std::ffi::c_uint;
+use std::process;
+use std::sync::OnceLock;
+
+use gpulease_client::{Bytes, DeviceId, DeviceKind, LeaseId, Options, Resident, Token, blocking};
+use gpulease_cuda::{Driver, Uuid};
+
+use crate::code::{Code, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS};
+use crate::driver;
+use crate::entries::real;
+use crate::heap::Heap;
+use crate::real::{is_within, within};
+use crate::report::{Once, say};
+
+/// What `gpulease run` put into the environment. Read early, since programs change theirs.
+struct Named {
+    lease: String,
+    token: String,
+    socket: Option<std::path::PathBuf>,
+    memory: Option<Bytes>,
+}
+
+/// A device of the lease that this process sees.
+pub(crate) struct Leased {
+    pub(crate) id: DeviceId,
+    /// CUDA's number of it in this process.
+    pub(crate) number: i32,
+    pub(crate) uuid: Uuid,
+}
+
+/// The lease, joined, and what this process has of it.
+pub(crate) struct Job {
+    pub(crate) lease: blocking::Lease,
+    pub(crate) devices: Vec<Leased>,
+    pub(crate) heap: Heap,
+    pid: u32,
+    resident: OnceLock<Resident<'static>>,
+}
+
+/// How this process stands.
+enum Standing {
+    /// No lease is named, or one without a GPU.
+    NoJob,
+    Joined(Box<Job>),
+    /// A lease is named and could not be joined: no memory without it.
+    Refused,
+}
+
+static NAMED: OnceLock<Option<Named>> = OnceLock::new();
+static STANDING: OnceLock<Standing> = OnceLock::new();
+
+/// `cuInit`: the real one, and after its first success the join.
+pub(crate) unsafe fn init(flags: c_uint) -> Code {
+    // SAFETY: the caller's argument, passed on.
+    let code = unsafe { real::cuInit(flags) };
+    if code != SUCCESS || is_within() {
+        return code;
+    }
+    match standing() {
+        Standing::NoJob | Standing::Joined(_) => SUCCESS,
+        Standing::Refused => NOT_PERMITTED,
+    }
+}
+
+/// The job, `None` where the driver is to be asked as if we were not there. A process that began to use CUDA by other
+/// doors than `cuInit` joins here.
+///
+/// # Errors
+/// Where the lease could not be joined; what a driver says that was not initialised.
+pub(crate) fn current() -> Result<Option<&'static Job>, Code> {
+    if !is_named() || is_within() {
+        return Ok(None);
+    }
+    if STANDING.get().is_none() {
+        let mut count = 0;
+        // SAFETY: the pointer is to an int of ours. In a forked child, and before `cuInit`, the driver says no.
+        crate::code::check(unsafe { driver::cuDeviceGetCount(&mut count) })?;
+    }
+    match standing() {
+        Standing::NoJob => Ok(None),
+        // In a forked child the driver answers as it does there.
+        Standing::Joined(job) if job.pid != process::id() => Ok(None),
+        Standing::Joined(job) => Ok(Some(job)),
+        Standing::Refused => Err(NOT_PERMITTED),
+    }
+}
+
+/// Whether the environment named a lease when that was first asked.
+pub(crate) fn is_named() -> bool {
+    named().is_some()
+}
+
+/// The limit that the environment tells, for who asks before the lease is joined.
+pub(crate) fn limit_told() -> Option<Bytes> {
+    named()?.memory
+}
+
+/// The job, where it was joined already by this process.
+pub(crate) fn if_joined() -> Option<&'static Job> {
+    match STANDING.get()? {
+        Standing::Joined(job) if job.pid == process::id() => Some(job),
+        Standing::Joined(_) | Standing::NoJob | Standing::Refused => None,
+    }
+}
+
+fn named() -> Option<&'static Named> {
+    NAMED.get_or_init(of_environment).as_ref()
+}
+
+fn of_environment() -> Option<Named> {
+    let text = |name| var_os(name).map(|value| value.to_string_lossy().into_owned());
+    Some(Named {
+        lease: text("GPULEASE_LEASE")?,
+        token: text("GPULEASE_TOKEN").unwrap_or_default(),
+        socket: var_os("GPULEASE_SOCKET").map(Into::into),
+        memory: text("GPULEASE_MEMORY_BYTES").and_then(|bytes| bytes.parse().ok()).map(Bytes::new),
+    })
+}
+
+fn standing() -> &'static Standing {
+    static REFUSED: Once = Once::new();
+    STANDING.get_or_init(|| match named() {
+        None => Standing::NoJob,
+        Some(named) => match join(named) {
+            Ok(Some(job)) => Standing::Joined(Box::new(job)),
+            Ok(None) => Standing::NoJob,
+            Err(why) => {
+                REFUSED.say(|| {
+                    format!(
+                        "this program gets no GPU memory: lease {} could not be joined: {why}",
+                        named.lease
+                    )
+                });
+                Standing::Refused
+            }
+        },
+    })
+}
+
+/// Joins; `None` where the lease has no GPU.
+fn join(named: &Named) -> Result<Option<Job>, String> {
+    let lease: LeaseId =
+        named.lease.parse().map_err(|_| "GPULEASE_LEASE is not the number of a lease".to_owned())?;
+    let token: Token = named.token.parse().map_err(|why| format!("GPULEASE_TOKEN: {why}"))?;
+    // Looks up every function that the client library calls, so that it never comes to our doors.
+    let driver = within(Driver::load).map_err(|why| why.to_string())?;
+    let options = named.socket.iter().fold(Options::default(), |options, socket| options.socket(socket));
+    let client = blocking::Client::connect_with(options).map_err(|why| why.to_string())?;
+    let lease = client.join(lease, token).map_err(|why| why.to_string())?;
+    let devices = leased(driver, &client, &lease)?;
+    if devices.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Job { lease, devices, heap: Heap::new(), pid: process::id(), resident: OnceLock::new() }))
+}
+
+/// The lease's GPUs that this process sees.
+fn leased(
+    driver: &'static Driver,
+    client: &blocking::Client,
+    lease: &blocking::Lease,
+) -> Result<Vec<Leased>, String> {
+    let mut found = Vec::new();
+    let mut hidden = Vec::new();
+    for device in client.devices() {
+        if device.kind != DeviceKind::Cuda || !lease.devices().contains(&device.id) {
+            continue;
+        }
+        let uuid: Uuid = device.uuid.parse().map_err(|why: gpulease_cuda::ParseUuidError| why.to_string())?;
+        match within(|| driver.device(uuid)).map_err(|why| why.to_string())? {
+            Some(here) => {
+                let number = i32::try_from(here.ordinal()).expect("CUDA counts devices by ints");
+                found.push(Leased { id: device.id, number, uuid });
+            }
+            None => hidden.push(device.uuid.clone()),
+        }
+    }
+    if found.is_empty() && !hidden.is_empty() {
+        return Err(format!(
+            "this process sees none of its devices; CUDA_VISIBLE_DEVICES has to list {}",
+            hidden.join(", ")
+        ));
+    }
+    if !hidden.is_empty() {
+        say(&format!("this process does not see {}, on which the lease has memory too", hidden.join(", ")));
+    }
+    Ok(found)
+}
+
+impl Job {
+    /// The leased device with this number of CUDA's.
+    pub(crate) fn device(&self, number: i32) -> Option<&Leased> {
+        self.devices.iter().find(|device| device.number == number)
+    }
+
+    /// A guard, under which addresses are good.
+    ///
+    /// # Errors
+    /// Where the memory is lost.
+    pub(crate) fn enter(&'static self) -> Result<&'static Resident<'static>, Code> {
+        if let Some(resident) = self.resident.get() {
+            return Ok(resident);
+        }
+        let entered = self.lease.enter().map_err(|error| {
+            say(&error.to_string());
+            OUT_OF_MEMORY
+        })?;
+        Ok(self.resident.get_or_init(|| entered))
+    }
+
+    /// How much the lease may have on each device.
+    pub(crate) fn limit(&self) -> Bytes {
+        self.lease.limit()
+    }
+}

@@ -1,0 +1,108 @@
+//! `cuMemAlloc` and its kin.
+
+use std::ffi::c_uint;
+
+use gpulease_client::Bytes;
+
+use crate::budget::put;
+use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, code_of};
+use crate::driver;
+use crate::entries::real;
+use crate::heap::Freed;
+use crate::job::{self, Job};
+use crate::report::Once;
+
+/// Rows begin at multiples of this, as the driver makes them.
+const PITCH: usize = 512;
+
+/// `cuMemAlloc`
+pub(crate) unsafe fn allocate(out: *mut u64, bytes: usize) -> Code {
+    let served = || {
+        let Some(job) = job::current()? else {
+            // SAFETY: the caller's arguments, passed on.
+            return crate::code::check(unsafe { real::cuMemAlloc_v2(out, bytes) });
+        };
+        if out.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: it is not null, so that it is to an address.
+        unsafe { put(out, here(job, bytes)?) }
+    };
+    code_of(served())
+}
+
+/// `cuMemAllocPitch`
+pub(crate) unsafe fn allocate_pitch(
+    out: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> Code {
+    let served = || {
+        let Some(job) = job::current()? else {
+            // SAFETY: the caller's arguments, passed on.
+            return crate::code::check(unsafe {
+                real::cuMemAllocPitch_v2(out, pitch, width, height, element)
+            });
+        };
+        if out.is_null() || pitch.is_null() || !matches!(element, 4 | 8 | 16) {
+            return Err(INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
+        let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+        let at = here(job, bytes)?;
+        // SAFETY: neither is null.
+        unsafe { put(pitch, row).and(put(out, at)) }
+    };
+    code_of(served())
+}
+
+/// `cuMemFree`
+pub(crate) unsafe fn free(at: u64) -> Code {
+    let served = || {
+        let freed = match job::current()? {
+            Some(job) => job.heap.free(at),
+            None => Freed::Unknown,
+        };
+        match freed {
+            Freed::Ours(result) => result,
+            // SAFETY: the caller's argument, passed on: the driver's own memory, or none.
+            Freed::Unknown => crate::code::check(unsafe { real::cuMemFree_v2(at) }),
+        }
+    };
+    code_of(served())
+}
+
+/// `cuMemGetAddressRange`
+pub(crate) unsafe fn range(base: *mut u64, bytes: *mut usize, at: u64) -> Code {
+    let served = || match job::current()?.and_then(|job| job.heap.range_of(at)) {
+        Some(range) => {
+            // SAFETY: pointers to values of the header's types, or null, which leaves that figure out.
+            unsafe {
+                base.as_mut().into_iter().for_each(|base| *base = range.base);
+                bytes.as_mut().into_iter().for_each(|bytes| *bytes = range.bytes);
+            }
+            Ok(())
+        }
+        // SAFETY: the caller's arguments, passed on.
+        None => crate::code::check(unsafe { real::cuMemGetAddressRange_v2(base, bytes, at) }),
+    };
+    code_of(served())
+}
+
+/// Memory of the lease on the current context's device.
+fn here(job: &'static Job, bytes: usize) -> Result<u64, Code> {
+    static ELSEWHERE: Once = Once::new();
+    let number = driver::current_device()?;
+    let Some(device) = job.device(number) else {
+        ELSEWHERE.say(|| {
+            format!("device {number} is not in lease {}, so that there is no memory on it", job.lease.id())
+        });
+        return Err(OUT_OF_MEMORY);
+    };
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    job.heap.allocate(job, device.id, Bytes::new(bytes as u64))
+}
