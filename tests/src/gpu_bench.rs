@@ -32,7 +32,7 @@ pub fn main() -> ExitCode {
     let result = match words[..] {
         [] => run(),
         ["swap"] => card().and_then(|context| swap::run(&context)),
-        ["rotation"] => card().map(drop).and_then(|()| rotation::run()),
+        ["rotation", ref seconds @ ..] => card().and_then(|_| rotation::run(seconds.first().copied())),
         ["--rotation-job", ref words @ ..] => rotation::job(words),
         ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
         ["--victim-bare", bytes] => teardown::bare_victim(bytes),

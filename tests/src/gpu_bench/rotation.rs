@@ -8,6 +8,7 @@ mod job;
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -24,7 +25,7 @@ const CAPACITY: Bytes = gib(36);
 const JOBS: usize = 3;
 /// Contexts stay where they are, as far as they are estimated.
 const CONTEXT: Bytes = mib(640);
-/// How long a job works alone.
+/// How long a job works alone where nothing else is said.
 const ALONE: Duration = Duration::from_secs(34);
 /// The fewest times that each has to make room, or the run says nothing about turns.
 const TURNS: u32 = 3;
@@ -43,13 +44,15 @@ struct Report {
     took: Duration,
 }
 
-/// Runs it.
-pub(super) fn run() -> anyhow::Result<()> {
+/// Runs it; a job works so many seconds alone.
+pub(super) fn run(seconds: Option<&str>) -> anyhow::Result<()> {
+    let alone_for = seconds.map_or(Ok(ALONE), |text| text.parse().map(Duration::from_secs));
+    let alone_for = alone_for.context("`rotation` takes the seconds that a job works alone")?;
     let each = Bytes::new(CAPACITY.get() / 5 * 3);
     let daemon = broker(each);
     println!("\n{JOBS} jobs of {each} each in {CAPACITY}: alone one after the other, then together");
     let start = |name: &str, seed, work| Running::start(&daemon, name, each, seed, work);
-    let first = start("alone-0", 0, Work::For(ALONE))?.end()?;
+    let first = start("alone-0", 0, Work::For(alone_for))?.end()?;
     let steps = Work::Steps(first.steps);
     let mut alone = vec![first];
     for number in 1..JOBS {
@@ -58,7 +61,12 @@ pub(super) fn run() -> anyhow::Result<()> {
     let begin = Instant::now();
     let running: Vec<_> =
         (0..JOBS).map(|number| start(&format!("job-{number}"), number, steps)).collect::<Result<_, _>>()?;
-    let together: Vec<_> = running.into_iter().map(Running::end).collect::<Result<_, _>>()?;
+    let together = thread::scope(|scope| {
+        let ends: Vec<_> = running.into_iter().map(|job| scope.spawn(|| job.end())).collect();
+        ends.into_iter()
+            .map(|end| end.join().expect("a reader does not panic"))
+            .collect::<Result<Vec<_>, _>>()
+    })?;
     let wall = begin.elapsed();
     table(&alone, &together);
     hand_overs::print(&Observer::connect_to(daemon.socket())?, "job-")?;

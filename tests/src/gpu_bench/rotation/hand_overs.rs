@@ -14,6 +14,16 @@ pub(super) fn print(observer: &Observer, names: &str) -> anyhow::Result<()> {
     let ours: Vec<_> = events.iter().filter(|event| event.name.starts_with(names)).collect();
     let Some(first) = ours.first() else { return Ok(()) };
     let (mut out, mut handed) = (Vec::new(), Vec::new());
+    for event in
+        ours.iter().filter(|event| ["suspend_cancelled", "swap_failed"].contains(&event.kind.as_str()))
+    {
+        println!(
+            "  at {:>6.1} s {} stayed: {}",
+            between(first, event).as_secs_f64(),
+            event.name,
+            event.message
+        );
+    }
     for (index, event) in ours.iter().enumerate().filter(|(_, event)| event.kind == "suspending") {
         let later = |kinds: &[&str], same: bool| {
             let mut rest = ours[index..].iter();
