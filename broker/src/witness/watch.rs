@@ -16,7 +16,7 @@ use crate::device::Made;
 const EVERY: Duration = Duration::from_secs(1);
 /// How often in between it is asked how much is used, which costs a tenth of asking who uses it: where that changed,
 /// it is looked at once.
-const GLANCE: Duration = Duration::from_millis(200);
+const GLANCE: Duration = Duration::from_millis(400);
 /// How soon to look again where the card changed while it was read.
 const SOON: Duration = Duration::from_millis(5);
 /// How often in a row that is done before the second is waited out.
