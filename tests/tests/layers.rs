@@ -35,6 +35,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "gpulease-examples",
         ],
     ),
+    ("gpulease-tests-linked", &[]),
     ("gpulease-standin-card", &["gpulease-words"]),
     ("gpulease-standin-cuda", &["gpulease-words", "gpulease-standin-card"]),
     ("gpulease-standin-nvml", &["gpulease-words", "gpulease-standin-card"]),

@@ -1,5 +1,6 @@
 //! Every integration test of gpulease, in one binary. Only `mod` lines here.
 
+mod bypass;
 mod cli;
 mod client_api;
 mod conformance;

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io;
-use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulease_standin_card::{Card, Failed, Faults, Holding, Memory, Process, Settings};
@@ -28,7 +28,6 @@ pub(crate) struct Driver {
     pub(crate) process: Process,
     /// The card's number of each device that this process sees, in CUDA's order.
     visible: Vec<u32>,
-    pid: u32,
     pub(crate) faults: Mutex<Faults>,
     state: Mutex<State>,
 }
@@ -65,6 +64,8 @@ impl State {
 pub(crate) struct Held(Option<(Memory, Holding)>);
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
+/// Set in a child of a fork, by itself: a question to the kernel at each call would cost more than most calls.
+static FORKED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// What can be called before `cuInit`.
@@ -95,6 +96,10 @@ unsafe extern "C" fn cuDriverGetVersion(out: *mut i32) -> u32 {
     unsafe { put(out, i32::try_from(version()).unwrap_or(0)) }.err().map_or(0, |code| code.0)
 }
 
+extern "C" fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
 /// The CUDA version that the driver speaks.
 pub(crate) fn version() -> u32 {
     match Card::of_environment() {
@@ -123,12 +128,14 @@ impl Driver {
             io::ErrorKind::NotFound => Code::OPERATING_SYSTEM,
             _ => system(error),
         })?;
-        Ok(Self { card, process, visible, pid: process::id(), faults, state: Mutex::default() })
+        // SAFETY: the function only stores to an atomic.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        Ok(Self { card, process, visible, faults, state: Mutex::default() })
     }
 
     /// A forked child has the memory of its parent and nothing of its standing with the driver.
     fn is_this_process(&self) -> Outcome {
-        if self.pid == process::id() { Ok(()) } else { Err(Code::NOT_INITIALIZED) }
+        if FORKED.load(Ordering::Relaxed) { Err(Code::NOT_INITIALIZED) } else { Ok(()) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -35,12 +35,12 @@ impl Fill {
         let starts = (0..self.height as u64).map(|index| self.at + index * self.pitch as u64);
         for at in starts {
             check(driver, at, row, Access::Write)?;
-            let value = self.value.to_le_bytes();
-            for index in 0..row {
-                // SAFETY: the range is mapped for writing, and this byte lies inside it.
-                unsafe {
-                    pointer(at + index as u64).cast::<u8>().write(value[index % self.element as usize])
-                };
+            let value = &self.value.to_le_bytes()[..self.element as usize];
+            // SAFETY: the range is mapped for writing; device memory has no Rust references.
+            let row = unsafe { std::slice::from_raw_parts_mut(pointer(at).cast::<u8>(), row) };
+            match value {
+                [byte] => row.fill(*byte),
+                _ => row.chunks_exact_mut(value.len()).for_each(|element| element.copy_from_slice(value)),
             }
         }
         Ok(())

@@ -1,0 +1,30 @@
+//! The driver's functions as a program has them that was linked to the driver, and `dlsym` as such a library calls it.
+//!
+//! A program loads this library to reach the driver through its symbols; loaded with `RTLD_DEEPBIND` it finds them in
+//! its own dependencies first, whatever was loaded before.
+
+#![allow(non_snake_case, reason = "the functions have the driver's own names")]
+
+use std::ffi::{CStr, c_char, c_void};
+
+include!(concat!(env!("OUT_DIR"), "/linked.rs"));
+
+/// The address of a function of the driver, null for one that this library does not use.
+///
+/// # Safety
+/// `name` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linked_function(name: *const c_char) -> *const c_void {
+    // SAFETY: the caller's promise.
+    address_of(unsafe { CStr::from_ptr(name) }.to_bytes())
+}
+
+/// `dlsym`, called from here.
+///
+/// # Safety
+/// As `dlsym`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linked_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { libc::dlsym(handle, name) }
+}

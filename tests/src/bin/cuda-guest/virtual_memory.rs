@@ -1,0 +1,153 @@
+//! A program's own virtual memory management.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+use crate::doors::{Driver, Failed, call};
+use crate::ways::Taken;
+
+const PINNED: c_uint = 1;
+const ON_DEVICE: c_uint = 1;
+const DESCRIPTOR: c_uint = 1;
+const READ_AND_WRITE: c_uint = 3;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+/// Device 0.
+pub(crate) const HERE: Location = Location { kind: ON_DEVICE, id: 0 };
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct Kind {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: Location,
+    win32: *mut c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct Right {
+    location: Location,
+    flags: c_uint,
+}
+
+pub(crate) fn create(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    let handle = handle(driver, bytes, 0)?;
+    let at = range(driver, bytes)?;
+    map(driver, at, bytes, handle)?;
+    allow(driver, at, bytes)?;
+    same_again(driver, at, handle)?;
+    Taken::at(driver, at, bytes, mark, move |driver| {
+        unmap(driver, at, bytes)?;
+        release(driver, handle)?;
+        call!(driver, "cuMemAddressFree" "" (u64, usize)(at, bytes))
+    })
+}
+
+/// As a growing segment does: pieces of 20 MiB in one range.
+pub(crate) fn create_many(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    const PIECE: usize = 20 << 20;
+    let at = range(driver, bytes)?;
+    let mut pieces: Vec<(u64, usize, u64)> = Vec::new();
+    let mut done = 0;
+    while done < bytes {
+        let size = PIECE.min(bytes - done);
+        let place = at + done as u64;
+        let made = handle(driver, size, 0).and_then(|handle| {
+            map(driver, place, size, handle)?;
+            allow(driver, place, size)?;
+            Ok(handle)
+        });
+        match made {
+            Ok(handle) => pieces.push((place, size, handle)),
+            Err(failed) => {
+                give_pieces(driver, &pieces)?;
+                call!(driver, "cuMemAddressFree" "" (u64, usize)(at, bytes))?;
+                return Err(failed);
+            }
+        }
+        done += size;
+    }
+    Taken::at(driver, at, bytes, mark, move |driver| {
+        give_pieces(driver, &pieces)?;
+        call!(driver, "cuMemAddressFree" "" (u64, usize)(at, bytes))
+    })
+}
+
+/// Memory that other processes can have by a descriptor, which this one imports again.
+pub(crate) fn create_exportable(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    let first = handle(driver, bytes, DESCRIPTOR)?;
+    let mut descriptor: c_int = -1;
+    call!(driver, "cuMemExportToShareableHandle" "" (*mut c_void, u64, c_uint, c_ulonglong)
+        ((&raw mut descriptor).cast(), first, DESCRIPTOR, 0))?;
+    let mut second = 0;
+    let by_number = std::ptr::without_provenance_mut(usize::try_from(descriptor).expect("it is open"));
+    call!(driver, "cuMemImportFromShareableHandle" "" (*mut u64, *mut c_void, c_uint)
+        (&raw mut second, by_number, DESCRIPTOR))?;
+    // SAFETY: the driver gave it to us.
+    unsafe { libc::close(descriptor) };
+    release(driver, first)?;
+    let at = range(driver, bytes)?;
+    map(driver, at, bytes, second)?;
+    allow(driver, at, bytes)?;
+    Taken::at(driver, at, bytes, mark, move |driver| {
+        unmap(driver, at, bytes)?;
+        release(driver, second)?;
+        call!(driver, "cuMemAddressFree" "" (u64, usize)(at, bytes))
+    })
+}
+
+fn give_pieces(driver: &Driver, pieces: &[(u64, usize, u64)]) -> Result<(), Failed> {
+    pieces.iter().try_for_each(|&(at, size, handle)| {
+        unmap(driver, at, size)?;
+        release(driver, handle)
+    })
+}
+
+fn handle(driver: &Driver, bytes: usize, handle_types: c_uint) -> Result<u64, Failed> {
+    let (kind, mut handle) =
+        (Kind { kind: PINNED, handle_types, location: HERE, win32: std::ptr::null_mut(), flags: [0; 8] }, 0);
+    call!(driver, "cuMemCreate" "" (*mut u64, usize, *const Kind, c_ulonglong)
+        (&raw mut handle, bytes, &raw const kind, 0))?;
+    Ok(handle)
+}
+
+fn range(driver: &Driver, bytes: usize) -> Result<u64, Failed> {
+    let mut at = 0;
+    call!(driver, "cuMemAddressReserve" "" (*mut u64, usize, usize, u64, c_ulonglong)(&raw mut at, bytes, 0, 0, 0))?;
+    Ok(at)
+}
+
+fn map(driver: &Driver, at: u64, bytes: usize, handle: u64) -> Result<(), Failed> {
+    call!(driver, "cuMemMap" "" (u64, usize, usize, u64, c_ulonglong)(at, bytes, 0, handle, 0))
+}
+
+fn allow(driver: &Driver, at: u64, bytes: usize) -> Result<(), Failed> {
+    let right = Right { location: HERE, flags: READ_AND_WRITE };
+    call!(driver, "cuMemSetAccess" "" (u64, usize, *const Right, usize)(at, bytes, &raw const right, 1))
+}
+
+fn unmap(driver: &Driver, at: u64, bytes: usize) -> Result<(), Failed> {
+    call!(driver, "cuMemUnmap" "" (u64, usize)(at, bytes))
+}
+
+fn release(driver: &Driver, handle: u64) -> Result<(), Failed> {
+    call!(driver, "cuMemRelease" "" (u64)(handle))
+}
+
+/// The handle behind an address is the one that was mapped there.
+fn same_again(driver: &Driver, at: u64, handle: u64) -> Result<(), Failed> {
+    let mut again = 0;
+    let address: *mut c_void =
+        std::ptr::with_exposed_provenance_mut(usize::try_from(at).expect("an address"));
+    call!(driver, "cuMemRetainAllocationHandle" "" (*mut u64, *mut c_void)(&raw mut again, address))?;
+    assert_eq!(again, handle, "another handle is behind {at:#x}");
+    release(driver, again)
+}

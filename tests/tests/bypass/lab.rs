@@ -1,0 +1,162 @@
+//! A card, a broker that owns it, and programs in leases of it or outside of all.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use gpulease_tests::daemon::Daemon;
+use gpulease_tests::ledger::{Ledger, lease};
+use gpulease_tests::proc::eventually;
+use gpulease_tests::programs;
+use gpulease_tests::puppet::{Gpu, Puppet};
+use gpulease_tests::standin::Standin;
+use gpulease_words::{Bytes, mib};
+
+/// The ways into the driver; see `cuda-guest`.
+pub(crate) const DOORS: [&str; 10] = [
+    "linked",
+    "linked-deep",
+    "handle",
+    "handle-deep",
+    "default",
+    "from-deep",
+    "address-1",
+    "address-2",
+    "address-thread",
+    "runtime",
+];
+
+/// The ways to take memory; see `cuda-guest`.
+pub(crate) const WAYS: [&str; 19] = [
+    "alloc",
+    "pitch",
+    "managed",
+    "create",
+    "create-exportable",
+    "create-many",
+    "async",
+    "default-pool",
+    "own-pool",
+    "array",
+    "array-3d",
+    "mipmap",
+    "graph-node",
+    "graph-any-node",
+    "captured",
+    "ipc",
+    "variable",
+    "library-variable",
+    "heap",
+];
+
+/// How far the driver's own rounding may be off: a step of 2 MiB, and what it keeps beside an allocation.
+pub(crate) const STEP: Bytes = mib(32);
+
+/// A card that somebody looks at from outside.
+pub(crate) struct Card {
+    pub(crate) gpu: Gpu,
+    watcher: Puppet,
+}
+
+impl Card {
+    /// A stand-in of one device and, where there is one, the real card.
+    pub(crate) fn all(test: &str) -> Vec<Self> {
+        let standin = || Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")]));
+        let cards = Gpu::all(test).into_iter().map(|gpu| match gpu {
+            Gpu::Standin(_) => standin(),
+            Gpu::Real(turn) => Gpu::Real(turn),
+        });
+        cards.map(Self::of).collect()
+    }
+
+    pub(crate) fn of(gpu: Gpu) -> Self {
+        Self { watcher: Puppet::start(&gpu), gpu }
+    }
+
+    /// What is used of the card, whoever uses it.
+    pub(crate) fn used(&self) -> Bytes {
+        Bytes::new(self.watcher.nvml(0)["used"])
+    }
+
+    /// Waits until no more than this is used, give or take a step: drivers give memory back in their own time.
+    #[track_caller]
+    pub(crate) fn wait_until_used(&self, wanted: Bytes) {
+        eventually("what was taken is given back", || match self.used() {
+            used if used <= wanted.saturating_add(STEP) => Ok(()),
+            used => Err(format!("{used} used, and {wanted} before")),
+        });
+    }
+
+    /// A program without a lease, with its context made.
+    pub(crate) fn bare(&self, door: &str) -> Puppet {
+        let guest = Puppet::spawn("cuda-guest", self.gpu.environment(), &[], |command| command.arg(door));
+        guest.must("init");
+        guest.must("context");
+        guest
+    }
+}
+
+/// A card with a broker that owns it.
+pub(crate) struct Lab {
+    pub(crate) card: Card,
+    pub(crate) daemon: Daemon,
+    pub(crate) ledger: Ledger,
+}
+
+impl Lab {
+    pub(crate) fn all(test: &str) -> Vec<Self> {
+        Card::all(test).into_iter().map(|card| Self::on(card, &[])).collect()
+    }
+
+    /// The broker gets these arguments beside the device.
+    pub(crate) fn on(card: Card, arguments: &[&str]) -> Self {
+        let mut command = Command::new(programs::gpuleased());
+        command.args(["--device", "cuda:0"]).args(arguments).envs(card.gpu.environment());
+        let daemon = Daemon::start_command(command);
+        let ledger = Ledger::of(&daemon);
+        Self { card, daemon, ledger }
+    }
+
+    /// A program under `gpulease run` with this budget, its context made.
+    pub(crate) fn leased(&self, budget: &str, door: &str) -> Puppet {
+        let guest = self.started(budget, door);
+        guest.must("init");
+        guest.must("context");
+        guest
+    }
+
+    /// The same before its first call of the driver.
+    pub(crate) fn started(&self, budget: &str, door: &str) -> Puppet {
+        let (gpulease, socket) = (programs::gpulease(), self.daemon.socket());
+        let text = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+        let words =
+            [&text(&gpulease), "--socket", &text(&socket), "run", "-q", "-m", budget, "-n", "guest", "--"];
+        Puppet::spawn("cuda-guest", self.card.gpu.environment(), &words, |command| command.arg(door))
+    }
+
+    /// Runs a program under `gpulease run` to its end, with these commands.
+    pub(crate) fn run(&self, budget: &str, commands: &[&str]) -> Output {
+        let mut command = Command::new(programs::gpulease());
+        command.arg("--socket").arg(self.daemon.socket()).envs(self.card.gpu.environment());
+        command
+            .args(["run", "-m", budget, "--"])
+            .arg(programs::program("cuda-guest"))
+            .arg("handle")
+            .args(commands);
+        command.stdin(Stdio::null()).output().expect("it can be run")
+    }
+
+    /// What the ledger says that the program has: held memory, and its own of the card.
+    pub(crate) fn charged(&self) -> Bytes {
+        let state = self.ledger.now();
+        let lease = lease(&state, "guest");
+        Bytes::new(lease.held_bytes + lease.overhead_bytes + lease.draining_bytes)
+    }
+}
+
+/// The code of a call that was refused, or what it answered.
+pub(crate) fn code(answer: Result<String, String>) -> Result<String, u32> {
+    answer.map_err(|words| {
+        let code = words.split_whitespace().find_map(|word| word.strip_prefix("code="));
+        code.and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("no code in {words:?}"))
+    })
+}
