@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""Programs that nobody changes, bare and under `gpulease run`, on a GPU: `frameworks.py LOGS [cases|speed|turns]...`.
+
+It starts brokers of its own, prints a table for each part, and fails where a promise was broken:
+- cases: the same results to the last bit (or within what two bare runs differ by), the lease seen as the card's total,
+  the framework's own exception over budget, and memory that is the broker's: what the card lists for the process is a
+  context and no more, while its lease holds gigabytes.
+- speed: steps a second in turns of a second, a second bare process beside to show the noise.
+- turns: two jobs that want 1.5 times the capacity, with the same last digits as alone.
+"""
+
+import concurrent.futures
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "programs"
+LEASE = 6 << 30
+# A context and the libraries' own code; leased memory is not in it.
+OWN_AT_MOST = 1500 << 20
+CASES = [
+    # name, program and words, variables, of which those that start with BARE_ are for the bare run alone
+    ("torch", "torch_cases.py transformer", {}),
+    ("torch expandable", "torch_cases.py transformer", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    ("torch async", "torch_cases.py transformer", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    ("torch graph", "torch_cases.py graph", {}),
+    ("torch graph expandable", "torch_cases.py graph", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    ("torch graph async", "torch_cases.py graph", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    ("torch compiled", "torch_cases.py compiled", {}),
+    ("torch cudnn", "torch_cases.py cudnn", {}),
+    ("torch loader", "torch_cases.py loader", {}),
+    ("torch forked", "torch_cases.py forked", {}),
+    ("torch amp", "torch_cases.py amp", {}),
+    ("torch over", "torch_cases.py over_budget", {}),
+    ("torch over expandable", "torch_cases.py over_budget", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    ("torch over async", "torch_cases.py over_budget", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    ("jax", "jax_cases.py train", {"BARE_XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}),
+    ("jax platform", "jax_cases.py train", {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
+    ("jax over", "jax_cases.py over_budget", {"BARE_XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}),
+    ("cupy", "cupy_cases.py default", {}),
+    ("cupy async", "cupy_cases.py async", {}),
+]
+
+
+class Broker:
+    """A broker of its own; `with` stops it."""
+
+    def __init__(self, logs, name, capacity, configuration=""):
+        self.folder = tempfile.TemporaryDirectory(prefix="gpulease-frameworks-")
+        os.chmod(self.folder.name, 0o700)
+        self.socket = f"{self.folder.name}/gpulease.sock"
+        config = Path(self.folder.name, "gpuleased.toml")
+        config.write_text(configuration)
+        self.log = open(logs / f"{name}-broker.log", "w")
+        words = [HERE / "gpuleased", "--device", "cuda:0", "--capacity", f"{capacity}B"]
+        words += ["--socket", self.socket, "--config", config]
+        self.process = subprocess.Popen(words, stderr=self.log, stdout=self.log)
+        deadline = time.monotonic() + 30
+        while not self.state():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the broker is not ready; see {self.log.name}")
+            time.sleep(0.1)
+
+    def environment(self):
+        return {**os.environ, "GPULEASE_SOCKET": self.socket}
+
+    def state(self):
+        asked = subprocess.run([HERE / "gpulease", "--json", "status"], env=self.environment(), capture_output=True)
+        return json.loads(asked.stdout) if asked.returncode == 0 else None
+
+    def run(self, name, memory, command):
+        return [HERE / "gpulease", "run", "-m", f"{memory}B", "-n", name.replace(" ", "-"), "--", *command]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(20)
+        self.log.close()
+        self.folder.cleanup()
+
+
+class Watch(threading.Thread):
+    """The most that each lease held, and that the card listed for its processes beside it."""
+
+    def __init__(self, broker):
+        super().__init__(daemon=True)
+        self.broker, self.held, self.own, self.over = broker, {}, {}, threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.3):
+            for lease in (self.broker.state() or {}).get("leases", []):
+                name = lease["name"]
+                self.held[name] = max(self.held.get(name, 0), lease["held_bytes"])
+                self.own[name] = max(self.own.get(name, 0), lease["overhead_bytes"] or 0)
+
+
+def results(output):
+    return [line for line in output.splitlines() if line.startswith("result ")]
+
+
+def spread(one, other):
+    """The largest relative difference of the numbers in two outputs; infinite where they are not of one shape."""
+    def numbers(lines):
+        return [float.fromhex(n) for line in lines for n in re.findall(r"-?0x[0-9a-f.]+p[+-]?\d+", line)]
+    a, b = numbers(one), numbers(other)
+    if len(a) != len(b) or not a:
+        return float("inf")
+    return max(abs(x - y) / max(abs(x), abs(y), 1e-30) for x, y in zip(a, b))
+
+
+def call(words, environment, log, timeout=150):
+    try:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        log.write_text(f"{late}\n{late.stdout}\n{late.stderr}")
+        return 124, ""
+    log.write_text(f"{done.stdout}\n--- stderr\n{done.stderr}\n--- exit {done.returncode}\n")
+    return done.returncode, done.stdout
+
+
+def one_case(broker, logs, name, program, variables):
+    words = [sys.executable, str(PROGRAMS / program.split()[0]), *program.split()[1:]]
+    plain = {key: value for key, value in variables.items() if not key.startswith("BARE_")}
+    bare = {**os.environ, **plain}
+    bare |= {key.removeprefix("BARE_"): value for key, value in variables.items() if key.startswith("BARE_")}
+    file = name.replace(" ", "-")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(call, words, bare, logs / f"{file}-bare.log")
+        under = {**broker.environment(), **plain}
+        leased = pool.submit(call, broker.run(name, LEASE, words), under, logs / f"{file}-leased.log")
+    (bare_code, bare_out), (code, out) = first.result(), leased.result()
+    if code or bare_code:
+        return name, f"exit {code} (bare {bare_code})", out
+    expected, found = results(bare_out), results(out)
+    if "over=none" in bare_out or any("over" in line for line in found):
+        expected = [re.sub(r"over=\w+", "over", line) for line in expected]
+        if any("over=none" in line for line in found):
+            return name, "NO REFUSAL over budget", out
+        found = [re.sub(r"over=\w+", "over", line) for line in found]
+    if expected == found:
+        return name, "equal", out
+    again_code, again = call(words, bare, logs / f"{file}-bare-again.log")
+    noise, difference = spread(expected, results(again)), spread(expected, found)
+    if again_code == 0 and 0 < noise < float("inf") and difference <= 4 * noise:
+        return name, f"within the spread of bare runs ({difference:.1e}, {noise:.1e})", out
+    return name, f"DIFFERS ({difference:.1e}; bare runs {noise:.1e})", out
+
+
+def cases(logs):
+    broken = 0
+    with Broker(logs, "cases", 64 << 30) as broker:
+        watch = Watch(broker)
+        watch.start()
+        with concurrent.futures.ThreadPoolExecutor(max_workers=6) as pool:
+            done = list(pool.map(lambda case: one_case(broker, logs, *case), CASES))
+        watch.over.set()
+        watch.join()
+    print(f"\n{'program':24} {'results':44} {'total seen':>11} {'held':>9} {'its own':>9}")
+    for name, verdict, out in done:
+        seen = re.search(r"(?:total_bytes|bytes_limit)=(\d+)", out)
+        key = name.replace(" ", "-")
+        held, own = watch.held.get(key, 0), watch.own.get(key, 0)
+        total = int(seen[1]) if seen else 0
+        wrong = not (verdict == "equal" or verdict.startswith("within"))
+        wrong |= total > LEASE or held < 1 << 30 or own > OWN_AT_MOST
+        broken += wrong
+        figures = " ".join(f"{value / 2**20:7.0f} M" for value in (total, held, own))
+        print(f"{name:24} {verdict:44} {figures}  {'BROKEN' if wrong else ''}")
+    return broken
+
+
+class Runner:
+    """A process of `torch_speed.py` that works when it is told to."""
+
+    def __init__(self, words, environment, log):
+        self.process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+
+    def ready(self):
+        line = self.process.stdout.readline()
+        if line.strip() != "ready":
+            sys.exit(f"a program did not start: {line!r}")
+
+    def rate(self, seconds):
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def speed(logs, rounds=12, seconds=0.8):
+    broken = 0
+    print(f"\nsteps a second, medians of {rounds} turns of {seconds} s")
+    print(f"{'program':14} {'bare':>9} {'leased':>9} {'ratio':>7} {'bare to bare':>13}")
+    for kind, least in (("transformer", 0.99), ("small", 0.98)):
+        words = [sys.executable, str(PROGRAMS / "torch_speed.py"), kind]
+        with Broker(logs, f"speed-{kind}", 20 << 30) as broker, open(logs / f"speed-{kind}.log", "w") as log:
+            runners = [
+                Runner(words, os.environ, log),
+                Runner(broker.run(kind, 12 << 30, words), broker.environment(), log),
+                Runner(words, os.environ, log),
+            ]
+            for runner in runners:
+                runner.ready()
+            rows = []
+            for number in range(rounds):
+                row = [0.0] * 3
+                for index in [(number + k) % 3 for k in range(3)]:
+                    row[index] = runners[index].rate(seconds)
+                rows.append(row)
+            for runner in runners:
+                runner.end()
+        bare, leased, other = (statistics.median(column) for column in zip(*rows))
+        ratio = statistics.median(row[1] / row[0] for row in rows)
+        noise = [row[2] / row[0] for row in rows]
+        noise_ratio = statistics.median(noise)
+        allowed = min(least, min(noise)) if kind == "small" else least
+        print(f"{kind:14} {bare:9.1f} {leased:9.1f} {ratio:7.3f} {noise_ratio:7.3f} ({min(noise):.3f}..{max(noise):.3f})")
+        broken += ratio < allowed
+    return broken
+
+
+def turns(logs, gib=10, steps=1500):
+    """Two jobs of 12 GiB in 16 GiB and what their contexts take."""
+    context = 640 << 20
+    configuration = (
+        f'arena = "26GiB"\npinned_max = "{2 * context}B"\nswap_rate = "30GB"\n'
+        '[graces]\nmax_wait = "2s"\nmin_residency = "2s"\nidle_after = "10s"\ndrain = "5s"\n'
+    )
+    program = str(PROGRAMS / "torch_turns.py")
+    print("\ntwo jobs that want 1.5 times the capacity")
+    with Broker(logs, "turns", (16 << 30) + 2 * context, configuration) as broker:
+
+        def job(name, seed):
+            words = [sys.executable, program, str(seed), str(gib), str(steps)]
+            start = time.monotonic()
+            code, out = call(broker.run(name, 12 << 30, words), broker.environment(), logs / f"turns-{name}.log", 200)
+            return code, results(out), time.monotonic() - start
+
+        alone = [job(f"alone-{seed}", seed) for seed in (1, 2)]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            together = list(pool.map(lambda seed: job(f"together-{seed}", seed), (1, 2)))
+        events = subprocess.run(
+            [HERE / "gpulease", "--json", "events"], env=broker.environment(), capture_output=True, text=True
+        ).stdout
+    suspensions = len(re.findall(r'"kind"\s*:\s*"suspended"', events))
+    for seed, one, other in zip((1, 2), alone, together):
+        same = "equal" if one[:2] == other[:2] and one[0] == 0 and one[1] else "DIFFERS"
+        print(f"job {seed}: alone {one[2]:.1f} s, together {other[2]:.1f} s, exits {one[0]} and {other[0]}: {same}")
+    print(f"suspensions: {suspensions}")
+    return sum(one[:2] != other[:2] or one[0] != 0 or not one[1] for one, other in zip(alone, together)) + (suspensions < 2)
+
+
+def main(logs, parts):
+    logs = Path(logs)
+    logs.mkdir(parents=True, exist_ok=True)
+    known = {"cases": cases, "speed": speed, "turns": turns}
+    broken = sum(known[part](logs) for part in parts or known)
+    print(f"\n{broken} broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
