@@ -119,7 +119,8 @@ impl Driver {
         found
     }
 
-    fn symbol(&self, name: &CStr) -> *mut c_void {
+    /// A function by its whole name, whatever the door.
+    pub(crate) fn symbol(&self, name: &CStr) -> *mut c_void {
         // SAFETY: the handle is the driver's and the name is a text.
         unsafe { libc::dlsym(self.library, name.as_ptr()) }
     }

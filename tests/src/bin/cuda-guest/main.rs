@@ -13,6 +13,7 @@
 //! | `give NUMBER` | gives it back | |
 //! | `check NUMBER` | reads what `take` wrote | |
 //! | `launch COUNT` | launches a kernel that does nothing | nanoseconds for each |
+//! | `trial NAME` | something of [`trials`] | what it saw |
 //! | `fork SIZE` | what a forked child meets | codes, and the descriptors that it has |
 //! | `exec WHAT DOOR` | becomes this program again, its environment `kept` or `cleared` | |
 //! | `child COMMAND...` | another process of this program through the same door | its answers |
@@ -24,6 +25,7 @@ mod kernels;
 mod linear;
 mod pools;
 mod processes;
+mod trials;
 mod virtual_memory;
 mod ways;
 
@@ -103,6 +105,7 @@ impl Guest {
             ["launch", times] => {
                 kernels::launch(&self.driver, count(times)).map(|each| format!("each={each}"))
             }
+            ["trial", name] => trials::trial(&self.driver, name),
             ["fork", size] => processes::fork(&self.driver, bytes(size)),
             ["exec", environment, door] => Err(processes::exec(environment, door)),
             ["child", commands @ ..] => Ok(processes::child(self.driver.door_name(), commands)),

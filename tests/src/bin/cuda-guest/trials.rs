@@ -1,0 +1,217 @@
+//! What a driver does that has no memory as its only outcome: names, captures, pools, contexts, copies of shapes.
+//!
+//! Each tells what it saw in words, so that the stand-in and a card can be held against each other.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::mem::transmute;
+use std::ptr::null_mut;
+
+use crate::doors::{Driver, Failed, call};
+use crate::linear::free;
+
+const NON_BLOCKING: c_uint = 1;
+const MIB: usize = 1 << 20;
+
+/// Does one and tells.
+pub(crate) fn trial(driver: &Driver, name: &str) -> Result<String, Failed> {
+    match name {
+        "names" => Ok(names(driver)),
+        "broken-capture" => broken_capture(driver),
+        "relaxed-capture" => relaxed_capture(driver),
+        "pool" => pool(driver),
+        "contexts" => contexts(driver),
+        "shapes" => shapes(driver),
+        "handles" => handles(driver),
+        _ => panic!("there is no trial {name}"),
+    }
+}
+
+fn code(result: Result<(), Failed>) -> u32 {
+    result.err().map_or(0, |failed| failed.code)
+}
+
+/// Which function a name means, by version and kind of stream.
+fn names(driver: &Driver) -> String {
+    type LookUp = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_uint) -> c_uint;
+    // SAFETY: this is the type of the driver's header for this name.
+    let look_up: LookUp = unsafe { transmute(driver.symbol(c"cuGetProcAddress_v2")) };
+    let find = |name: &CStr, version, flags| {
+        let (mut found, mut status) = (null_mut(), 9);
+        // SAFETY: what it writes to is ours.
+        unsafe { look_up(name.as_ptr(), &raw mut found, version, flags, &raw mut status) };
+        (found, status)
+    };
+    let is = |name, version, flags, symbol| match find(name, version, flags) {
+        (found, 0) if found == driver.symbol(symbol) => "same".to_owned(),
+        (found, status) => format!("{} {status}", if found.is_null() { "none" } else { "another" }),
+    };
+    let seen = [
+        is(c"cuMemAlloc", 12_000, 0, c"cuMemAlloc_v2"),
+        is(c"cuMemcpyHtoD", 12_000, 0, c"cuMemcpyHtoD_v2"),
+        is(c"cuMemcpyHtoD", 12_000, 1, c"cuMemcpyHtoD_v2"),
+        is(c"cuMemcpyHtoD", 12_000, 2, c"cuMemcpyHtoD_v2_ptds"),
+        is(c"cuLaunchKernel", 12_000, 2, c"cuLaunchKernel_ptsz"),
+        is(c"cuGraphAddNode", 12_020, 0, c"cuGraphAddNode"),
+        is(c"cuGraphAddNode", 12_030, 0, c"cuGraphAddNode_v2"),
+        is(c"cuGetProcAddress", 12_000, 0, c"cuGetProcAddress_v2"),
+        is(c"cuGetProcAddress", 11_030, 0, c"cuGetProcAddress"),
+        is(c"cuMemAllocAsync", 11_010, 0, c"cuMemAllocAsync"),
+        is(c"cuNoSuchThing", 12_000, 0, c"cuMemAlloc_v2"),
+    ];
+    seen.join(", ")
+}
+
+fn stream(driver: &Driver) -> Result<*mut c_void, Failed> {
+    let mut stream = null_mut();
+    call!(driver, "cuStreamCreate" "" (*mut *mut c_void, c_uint)(&raw mut stream, NON_BLOCKING))?;
+    Ok(stream)
+}
+
+fn begin(driver: &Driver, stream: *mut c_void, mode: c_uint) -> Result<(), Failed> {
+    call!(driver, "cuStreamBeginCapture" "_v2" (*mut c_void, c_uint)(stream, mode))
+}
+
+fn status(driver: &Driver, stream: *mut c_void) -> Result<c_uint, Failed> {
+    let mut status = 9;
+    call!(driver, "cuStreamIsCapturing" "" (*mut c_void, *mut c_uint)(stream, &raw mut status))?;
+    Ok(status)
+}
+
+/// An allocation while all calls are captured that can't be: it is refused, and the capture is broken.
+fn broken_capture(driver: &Driver) -> Result<String, Failed> {
+    let (stream, mut at, mut graph) = (stream(driver)?, 0, null_mut());
+    begin(driver, stream, 0)?;
+    let before = status(driver, stream)?;
+    let alloc = code(call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, MIB)));
+    let after = status(driver, stream)?;
+    let end =
+        code(call!(driver, "cuStreamEndCapture" "" (*mut c_void, *mut *mut c_void)(stream, &raw mut graph)));
+    let ended = status(driver, stream)?;
+    call!(driver, "cuStreamDestroy" "_v2" (*mut c_void)(stream))?;
+    let again = code(call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, MIB)));
+    free(driver, at)?;
+    Ok(format!("status {before}, alloc {alloc}, status {after}, end {end}, status {ended}, alloc {again}"))
+}
+
+/// Where calls that can't be captured are let pass, they pass; what goes to the stream becomes a graph.
+fn relaxed_capture(driver: &Driver) -> Result<String, Failed> {
+    let (stream, mut at, mut graph, mut ready) = (stream(driver)?, 0, null_mut(), null_mut());
+    let mut byte = 0_u8;
+    begin(driver, stream, 2)?;
+    let alloc = code(call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, MIB)));
+    call!(driver, "cuMemsetD8Async" "" (u64, u8, usize, *mut c_void)(at, 7, MIB, stream))?;
+    call!(driver, "cuStreamEndCapture" "" (*mut c_void, *mut *mut c_void)(stream, &raw mut graph))?;
+    let mut nodes = 0;
+    call!(driver, "cuGraphGetNodes" "" (*mut c_void, *mut *mut c_void, *mut usize)(graph, null_mut(), &raw mut nodes))?;
+    call!(driver, "cuMemsetD8" "_v2" (u64, u8, usize)(at, 1, MIB))?;
+    call!(driver, "cuGraphInstantiateWithFlags" "" (*mut *mut c_void, *mut c_void, c_ulonglong)(&raw mut ready, graph, 0))?;
+    call!(driver, "cuMemcpyDtoH" "_v2" (*mut c_void, u64, usize)((&raw mut byte).cast(), at + 100, 1))?;
+    let before = byte;
+    call!(driver, "cuGraphLaunch" "" (*mut c_void, *mut c_void)(ready, stream))?;
+    call!(driver, "cuStreamSynchronize" "" (*mut c_void)(stream))?;
+    call!(driver, "cuMemcpyDtoH" "_v2" (*mut c_void, u64, usize)((&raw mut byte).cast(), at + 100, 1))?;
+    call!(driver, "cuGraphExecDestroy" "" (*mut c_void)(ready))?;
+    call!(driver, "cuGraphDestroy" "" (*mut c_void)(graph))?;
+    call!(driver, "cuStreamDestroy" "_v2" (*mut c_void)(stream))?;
+    free(driver, at)?;
+    Ok(format!("alloc {alloc}, nodes {nodes}, {before} before and {byte} after"))
+}
+
+/// What a pool keeps, in MiB.
+fn pool(driver: &Driver) -> Result<String, Failed> {
+    const THRESHOLD: c_uint = 4;
+    let (mut pool, mut threshold) = (null_mut(), u64::MAX);
+    call!(driver, "cuDeviceGetDefaultMemPool" "" (*mut *mut c_void, c_int)(&raw mut pool, 0))?;
+    let figure = |attribute: c_uint| -> Result<u64, Failed> {
+        let mut value = 0_u64;
+        call!(driver, "cuMemPoolGetAttribute" "" (*mut c_void, c_uint, *mut u64)(pool, attribute, &raw mut value))?;
+        Ok(value >> 20)
+    };
+    let set = |value: *mut u64| call!(driver, "cuMemPoolSetAttribute" "" (*mut c_void, c_uint, *mut u64)(pool, THRESHOLD, value));
+    let round = || -> Result<String, Failed> {
+        let mut at = 0;
+        call!(driver, "cuMemAllocAsync" "" (*mut u64, usize, *mut c_void)(&raw mut at, 64 * MIB, null_mut()))?;
+        let (reserved, used) = (figure(5)?, figure(7)?);
+        call!(driver, "cuMemFreeAsync" "" (u64, *mut c_void)(at, null_mut()))?;
+        driver.synchronize()?;
+        Ok(format!("{used} of {reserved}, then {} of {}", figure(7)?, figure(5)?))
+    };
+    let first = round()?;
+    set(&raw mut threshold)?;
+    let second = round()?;
+    call!(driver, "cuMemPoolTrimTo" "" (*mut c_void, usize)(pool, 0))?;
+    threshold = 0;
+    set(&raw mut threshold)?;
+    Ok(format!("{first}; {second}; trimmed to {}", figure(5)?))
+}
+
+/// What was allocated in a context ends with it.
+fn contexts(driver: &Driver) -> Result<String, Failed> {
+    let (mut primary, mut made, mut at) = (null_mut(), null_mut(), 0);
+    call!(driver, "cuCtxGetCurrent" "" (*mut *mut c_void)(&raw mut primary))?;
+    // The form with three arguments went with CUDA 13, so it is taken by its symbol.
+    // SAFETY: this is the type of the driver's header for this name.
+    let create: unsafe extern "C" fn(*mut *mut c_void, c_uint, c_int) -> c_uint =
+        unsafe { transmute(driver.symbol(c"cuCtxCreate_v2")) };
+    // SAFETY: what it writes to is ours.
+    let created = unsafe { create(&raw mut made, 0, 0) };
+    call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, MIB))?;
+    let mut kind = 0_u32;
+    let known = |kind: &mut u32| {
+        code(
+            call!(driver, "cuPointerGetAttribute" "" (*mut c_void, c_uint, u64)((&raw mut *kind).cast(), 2, at)),
+        )
+    };
+    let before = known(&mut kind);
+    let destroyed = code(call!(driver, "cuCtxDestroy" "_v2" (*mut c_void)(made)));
+    call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(primary))?;
+    let after = known(&mut kind);
+    Ok(format!("created {created}, pointer {before}, destroyed {destroyed}, pointer {after}"))
+}
+
+/// Rows copied into pitched memory and back, and filled there.
+fn shapes(driver: &Driver) -> Result<String, Failed> {
+    /// `CUDA_MEMCPY2D`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Copy2D {
+        from: [usize; 7],
+        to: [usize; 7],
+        width: usize,
+        height: usize,
+    }
+    let (mut at, mut pitch) = (0, 0);
+    call!(driver, "cuMemAllocPitch" "_v2" (*mut u64, *mut usize, usize, usize, c_uint)(&raw mut at, &raw mut pitch, 100, 8, 4))?;
+    let (there, back) = ((0..800).map(|n| n as u8).collect::<Vec<u8>>(), vec![0_u8; 800]);
+    // x, y, kind, host, device, array, pitch; 1 is the host and 2 the device.
+    let host = |bytes: &[u8]| [0, 0, 1, bytes.as_ptr().expose_provenance(), 0, 0, 100];
+    let device = [0, 0, 2, 0, usize::try_from(at).expect("an address"), 0, pitch];
+    let copy = |from, to| {
+        let copy = Copy2D { from, to, width: 100, height: 8 };
+        call!(driver, "cuMemcpy2D" "_v2" (*const Copy2D)(&raw const copy))
+    };
+    copy(host(&there), device)?;
+    call!(driver, "cuMemsetD2D32" "_v2" (u64, usize, c_uint, usize, usize)(at + 8, pitch, 0x0403_0201, 2, 3))?;
+    driver.synchronize()?;
+    copy(device, host(&back))?;
+    free(driver, at)?;
+    let filled = [1, 2, 3, 4, 1, 2, 3, 4];
+    let expected = |row: usize, column: usize| match (row, column) {
+        (0..3, 8..16) => filled[column - 8],
+        _ => there[row * 100 + column],
+    };
+    let wrong = (0..800).filter(|&n| back[n] != expected(n / 100, n % 100)).count();
+    Ok(format!("{wrong} of 800 bytes are wrong"))
+}
+
+/// A handle that is asked for again has to be released again.
+fn handles(driver: &Driver) -> Result<String, Failed> {
+    let taken = crate::virtual_memory::create(driver, 2 * MIB, 9)?;
+    taken.check(driver)?;
+    taken.give(driver)?;
+    let mut handle = 0_u64;
+    let stale = std::ptr::without_provenance_mut(0x1000);
+    let again =
+        code(call!(driver, "cuMemRetainAllocationHandle" "" (*mut u64, *mut c_void)(&raw mut handle, stale)));
+    Ok(format!("retained {again}, released {}", code(call!(driver, "cuMemRelease" "" (u64)(12345)))))
+}
