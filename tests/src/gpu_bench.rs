@@ -7,6 +7,7 @@
 
 mod bare;
 mod brokered;
+mod preload;
 mod rotation;
 mod swap;
 mod teardown;
@@ -33,11 +34,14 @@ pub fn main() -> ExitCode {
         [] => run(),
         ["swap"] => card().and_then(|context| swap::run(&context)),
         ["rotation", ref seconds @ ..] => card().and_then(|_| rotation::run(seconds.first().copied())),
+        ["preload"] => card().and_then(|context| preload::run(&context)),
+        ["--preload-program"] => preload::program(),
         ["--rotation-job", ref words @ ..] => rotation::job(words),
         ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
         ["--victim-bare", bytes] => teardown::bare_victim(bytes),
         _ => Err(anyhow::anyhow!(
-            "it takes no argument, `swap` for the swap engine, or `rotation` for jobs that take turns; it uses the first \
+            "it takes no argument, `swap` for the swap engine, `rotation` for jobs that take turns, or `preload` for \
+             programs under `gpulease run`; it uses the first \
              GPU that CUDA shows"
         )),
     };

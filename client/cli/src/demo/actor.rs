@@ -104,9 +104,11 @@ fn arguments(casting: &Casting<'_>, program: OsString) -> Vec<OsString> {
     let memory = format!("{}B..{}B", reserve.get(), limit.get());
     let device = casting.device.to_string();
     let seed = casting.seed.to_string();
-    let words = ["run", "-m", &memory, "--device", &device, "-n", &casting.who, "--wait", PATIENCE, "--"];
+    let words = ["run", "-m", &memory, "--device", &device, "-n", &casting.who, "--wait", PATIENCE];
     let mut arguments: Vec<OsString> = vec!["--json".into(), "--socket".into(), casting.socket.into()];
     arguments.extend(words.map(OsString::from));
+    // The jobs use the client library.
+    arguments.extend(["--no-preload", "--"].map(OsString::from));
     arguments.push(program);
     arguments.extend(["demo-job", "--seed", &seed, "--name", &casting.who].map(OsString::from));
     arguments
