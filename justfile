@@ -31,3 +31,7 @@ bench:
 # Everything a machine with a GPU and no toolchain needs, in .gpu-bundle: programs, tests, benchmark.
 gpu-bundle:
     .ci/gpu-bundle
+
+# The GPU kernels, from .cu to the .ptx beside it (needs nvcc).
+kernels:
+    .ci/kernels

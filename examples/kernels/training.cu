@@ -4,7 +4,7 @@
 // bits every time and wherever its memory came from. The network is small: one thread per result is enough.
 //
 // `training.ptx` beside this file is what the program loads (the driver compiles it for the card), so neither
-// building nor running needs a CUDA toolkit. After a change here run `./rebuild.sh`, which needs nvcc; a test
+// building nor running needs a CUDA toolkit. After a change here run `just kernels`, which needs nvcc; a test
 // compares the check sum in the first line of training.ptx with this file.
 //
 // Matrices are row-major. A layer is one matrix of `inputs + 1` rows and `outputs` columns: the weights, and in

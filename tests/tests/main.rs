@@ -9,6 +9,7 @@ mod cuda_standin;
 mod examples;
 mod field_cases;
 mod gpu;
+mod kernels;
 mod layers;
 mod preload;
 mod process;

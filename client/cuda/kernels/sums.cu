@@ -1,7 +1,7 @@
 // Check sums of device memory, one of 64 bits for each piece.
 //
 // `sums.ptx` beside this file is what the library loads (the driver compiles it for the card), so neither building
-// nor running needs a CUDA toolkit. After a change here run `./rebuild.sh`, which needs nvcc; a test compares the
+// nor running needs a CUDA toolkit. After a change here run `just kernels`, which needs nvcc; a test compares the
 // check sum in the first line of sums.ptx with this file.
 //
 // The sum is the wrapping sum of mixed(word + its index in its piece * GOLDEN), so that blocks and threads may add in

@@ -183,35 +183,6 @@ fn mixed(word: u64, index: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const SOURCE: &[u8] = include_bytes!("../kernels/sums.cu");
-
-    /// The check sum that POSIX defines for `cksum`.
-    fn cksum(bytes: &[u8]) -> u32 {
-        let length = bytes.len().to_le_bytes();
-        let digits = length.len() - length.iter().rev().take_while(|byte| **byte == 0).count();
-        let sum = bytes.iter().chain(&length[..digits]).fold(0_u32, |sum, byte| {
-            (0..8).fold(sum ^ (u32::from(*byte) << 24), |sum, _| {
-                if sum >> 31 == 1 { (sum << 1) ^ 0x04c1_1db7 } else { sum << 1 }
-            })
-        });
-        !sum
-    }
-
-    #[test]
-    fn the_ptx_is_compiled_from_the_present_source() {
-        assert_eq!(cksum(b"123456789"), 930_766_865, "as cksum prints it");
-        let stamp = format!("// sums.cu {} {}", cksum(SOURCE), SOURCE.len());
-        assert_eq!(PTX.lines().next(), Some(stamp.as_str()), "run kernels/rebuild.sh");
-    }
-
-    #[test]
-    fn old_drivers_and_cards_take_the_ptx() {
-        let line = |word: &str| PTX.lines().find(|line| line.starts_with(word));
-        assert_eq!(line(".version"), Some(".version 6.4"));
-        assert_eq!(line(".target"), Some(".target sm_75"));
-        assert!(CStr::from_bytes_with_nul(PTX.as_bytes()).is_ok());
-    }
-
     /// Words that differ, none of them zero.
     fn piece() -> Vec<u8> {
         (1..=512_u64).flat_map(|word| word.wrapping_mul(0x0123_4567_89ab_cdef).to_le_bytes()).collect()

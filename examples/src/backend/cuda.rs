@@ -261,36 +261,3 @@ impl Backend for Cuda<'_> {
         launch(self.0.adam, n, tensors, [count(n), Real(stride.rate), Real(stride.epsilon)])
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SOURCE: &[u8] = include_bytes!("../../kernels/training.cu");
-
-    /// The check sum that POSIX defines for `cksum`.
-    fn cksum(bytes: &[u8]) -> u32 {
-        let length = bytes.len().to_le_bytes();
-        let digits = length.len() - length.iter().rev().take_while(|byte| **byte == 0).count();
-        let sum = bytes.iter().chain(&length[..digits]).fold(0_u32, |sum, byte| {
-            (0..8).fold(sum ^ (u32::from(*byte) << 24), |sum, _| {
-                if sum >> 31 == 1 { (sum << 1) ^ 0x04c1_1db7 } else { sum << 1 }
-            })
-        });
-        !sum
-    }
-
-    #[test]
-    fn the_ptx_is_compiled_from_the_present_source() {
-        assert_eq!(cksum(b"123456789"), 930_766_865, "as cksum prints it");
-        let stamp = format!("// training.cu {} {}", cksum(SOURCE), SOURCE.len());
-        assert_eq!(PTX.lines().next(), Some(stamp.as_str()), "run kernels/rebuild.sh");
-    }
-
-    #[test]
-    fn old_drivers_and_cards_take_the_ptx() {
-        let line = |word: &str| PTX.lines().find(|line| line.starts_with(word));
-        assert_eq!(line(".version"), Some(".version 6.4"));
-        assert_eq!(line(".target"), Some(".target sm_75"));
-    }
-}
