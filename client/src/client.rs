@@ -33,6 +33,7 @@ const BROKER_WAIT: Duration = Duration::from_secs(30);
 pub struct Options {
     socket: Option<PathBuf>,
     broker_wait: Option<Duration>,
+    at_thread_start: Option<fn()>,
 }
 
 impl Options {
@@ -47,6 +48,13 @@ impl Options {
     #[must_use]
     pub fn broker_wait(self, wait: Duration) -> Self {
         Self { broker_wait: Some(wait), ..self }
+    }
+
+    /// Called at the start of each thread of the library's own: for a program whose CUDA calls have to be set up for each
+    /// thread (`cuThreadExchangeStreamCaptureMode`, say).
+    #[must_use]
+    pub fn at_thread_start(self, call: fn()) -> Self {
+        Self { at_thread_start: Some(call), ..self }
     }
 }
 
@@ -92,7 +100,8 @@ impl Client {
     pub async fn connect_with(options: Options) -> Result<Self, Error> {
         let places = candidates(options.socket, |name| var_os(name));
         let (answer, started) = oneshot::channel();
-        let (engine, end) = Engine::start(move |done| keeper::keep(places, answer, done))?;
+        let (engine, end) =
+            Engine::start(options.at_thread_start, move |done| keeper::keep(places, answer, done))?;
         let ended = |_| Error::Thread(io::Error::other("it ended"));
         let started = started.await.map_err(ended)??;
         let wait = options.broker_wait.unwrap_or(BROKER_WAIT);

@@ -43,10 +43,15 @@ pub(crate) struct Engine {
 impl Engine {
     /// Starts the thread with its main future, which should end soon after [`Done`] says so; and what tells that it has.
     pub(crate) fn start<F: Future<Output = ()>>(
+        at_thread_start: Option<fn()>,
         main: impl FnOnce(Done) -> F + Send + 'static,
     ) -> Result<(Self, End), Error> {
-        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING).build();
-        let runtime = runtime.map_err(Error::Thread)?;
+        let mut builder = Builder::new_current_thread();
+        builder.enable_all().max_blocking_threads(BLOCKING);
+        if let Some(call) = at_thread_start {
+            builder.on_thread_start(call);
+        }
+        let runtime = builder.build().map_err(Error::Thread)?;
         let (alive, done) = mpsc::channel(1);
         let handle = runtime.handle().clone();
         let thread = thread::Builder::new().name("gpulease".to_owned());

@@ -143,6 +143,11 @@ impl Gate {
         self.presence_when(|passage| passage.presence != Presence::Leaving).await
     }
 
+    /// Returns where the memory is once that is something else than this.
+    pub(crate) async fn changed_from(&self, presence: Presence) -> Presence {
+        self.presence_when(|passage| passage.presence != presence).await
+    }
+
     /// Returns when this absence is over, in whatever way.
     pub(crate) async fn over(&self, absence: Absence) {
         self.presence_when(|passage| passage.presence != Presence::Away || passage.absence != absence).await;

@@ -11,7 +11,7 @@ use crate::blocking::park::block_on;
 use crate::client::Client;
 use crate::duty::Duty;
 use crate::engine::Share;
-use crate::entry::Entry;
+use crate::entry::{Entry, until_here};
 use crate::error::{AskError, Error};
 use crate::gate::Presence;
 use crate::lease_state::{LeaseState, Terms};
@@ -186,6 +186,29 @@ impl Lease {
     #[must_use]
     pub fn presence(&self) -> Presence {
         self.state.gate().presence()
+    }
+
+    /// Where its memory is once that is not `now` any more, or after this time: for who keeps a guard over many steps and
+    /// lets go when others want the memory ([`Presence::Leaving`]).
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub async fn presence_after(&self, now: Presence, within: Duration) -> Result<Presence, Error> {
+        let engine = &self.state.session().engine;
+        engine.check()?;
+        let changed = engine.within(within, self.state.gate().changed_from(now)).await;
+        Ok(changed.unwrap_or_else(|_| self.presence()))
+    }
+
+    /// Waits until the lease is not suspended. [`Self::enter`] does so too where this process has memory of it; where it
+    /// has none yet, nobody tells it of a suspension, and only the broker knows.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub async fn come_home(&self) -> Result<(), Error> {
+        self.state.session().engine.check()?;
+        until_here(&self.state, &mut |_| {}).await?;
+        self.state.bring_others_home().await
     }
 
     /// Never to be suspended from now on, since something that knows of no suspension uses its memory.

@@ -101,6 +101,14 @@ pub enum AccessError {
         /// Its alignment.
         align: usize,
     },
+    /// The driver refused.
+    #[error("segment {segment}: {error}")]
+    Cuda {
+        /// The segment.
+        segment: SegmentId,
+        /// What it said.
+        error: CudaError,
+    },
     /// The stream is of another GPU, or the driver failed.
     #[error("segment {segment} can't be seen on this stream: {error}")]
     View {

@@ -175,7 +175,7 @@ impl<T> fmt::Debug for Updates<T> {
 impl Line {
     pub(crate) async fn open(places: Vec<Place>) -> Result<Share<Self>, Error> {
         let (answer, opened) = oneshot::channel();
-        let (engine, _) = Engine::start(move |done| serve(places, answer, done))?;
+        let (engine, _) = Engine::start(None, move |done| serve(places, answer, done))?;
         let ended = |_| Error::Thread(io::Error::other("it ended"));
         let (place, channel) = opened.await.map_err(ended)??;
         Ok(Share::new(Arc::new(Self { engine, place, channel, answered: AtomicBool::new(false) })))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
-use gpulease_cuda::{IpcHandle, ViewError};
+use gpulease_cuda::{DevicePtr, IpcHandle, ViewError};
 use gpulease_words::{Bytes, DeviceId, LeaseId, SegmentId};
 
 use crate::charge::Charge;
@@ -196,6 +196,31 @@ impl Segment {
             Memory::Cuda(mapping) => Ok(mapping.ptr().raw()),
             Memory::Host(_) => Err(self.other_kind()),
         }
+    }
+
+    /// Moves memory of a GPU to addresses that the program has reserved (`cuMemAddressReserve`); suspensions bring it
+    /// back to them. `None`: to addresses of its own again.
+    ///
+    /// # Errors
+    /// For host memory, a guard of another lease, in a forked child, and what the driver says; it is where it was then.
+    ///
+    /// # Safety
+    /// Nothing uses the present addresses any more. The new range has the segment's size and no mapping, and stays
+    /// reserved until the segment is moved again or dropped.
+    pub unsafe fn move_to(&mut self, resident: &Resident<'_>, to: Option<u64>) -> Result<(), AccessError> {
+        self.check(resident)?;
+        let site = match &*self.memory {
+            Memory::Cuda(mapping) => mapping.site(),
+            Memory::Host(_) => return Err(self.other_kind()),
+        };
+        // SAFETY: the caller's promise; the guard keeps the memory from being moved by others.
+        let moved = unsafe {
+            match to {
+                Some(address) => site.move_to(DevicePtr::from_raw(address)),
+                None => site.move_home(),
+            }
+        };
+        moved.map_err(|error| AccessError::Cuda { segment: self.id(), error })
     }
 
     /// Memory of a GPU as cudarc takes it, for launches, cuBLAS and copies: as values of `T`, as

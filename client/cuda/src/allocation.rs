@@ -94,6 +94,11 @@ impl Allocation {
         result
     }
 
+    /// Takes over a handle that is the caller's to give up.
+    pub(crate) fn adopt(driver: &'static Driver, handle: CUmemGenericAllocationHandle, bytes: Bytes) -> Self {
+        Self { driver, handle, bytes }
+    }
+
     pub(crate) fn handle(&self) -> CUmemGenericAllocationHandle {
         self.handle
     }

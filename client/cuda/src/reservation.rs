@@ -54,6 +54,13 @@ pub enum Access {
     ReadWrite,
 }
 
+/// Who reserved a range of addresses, and so gives it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Addresses {
+    Ours,
+    Others,
+}
+
 /// A range of addresses that stays this process's own while what is mapped in it comes and goes.
 ///
 /// Memory mapped here stays alive after its [`Allocation`] is dropped, until it is unmapped.
@@ -63,6 +70,7 @@ pub enum Access {
 pub struct Reservation {
     driver: &'static Driver,
     base: DevicePtr,
+    addresses: Addresses,
     bytes: Bytes,
     /// Offset to size of each mapping: the driver unmaps only what was mapped as one.
     mapped: BTreeMap<Bytes, Bytes>,
@@ -77,7 +85,7 @@ impl Reservation {
         let mut base = 0;
         // SAFETY: the pointer is to an address of ours; zeros leave alignment and place to the driver.
         unsafe { call!(driver, cuMemAddressReserve(&mut base, size(bytes), 0, 0, 0)) }?;
-        Ok(Self { driver, base: DevicePtr(base), bytes, mapped: BTreeMap::new() })
+        Ok(Self { driver, base: DevicePtr(base), addresses: Addresses::Ours, bytes, mapped: BTreeMap::new() })
     }
 
     /// Its first address.
@@ -154,6 +162,49 @@ impl Reservation {
         first
     }
 
+    /// Moves what is mapped to other addresses, of the caller's own reservation, and gives the present ones up. It can't
+    /// be touched there before [`Self::set_access`].
+    ///
+    /// # Errors
+    /// What the driver says; everything is as it was then.
+    ///
+    /// # Safety
+    /// Nothing uses the present addresses. The new range is reserved, of this size, without a mapping, and stays
+    /// reserved until the memory has left it.
+    pub(crate) unsafe fn move_to(&mut self, base: DevicePtr) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.remap(Self { base, addresses: Addresses::Others, mapped: BTreeMap::new(), ..*self }) }
+    }
+
+    /// Moves what is mapped to new addresses of its own.
+    ///
+    /// # Errors
+    /// What the driver says; everything is as it was then.
+    ///
+    /// # Safety
+    /// Nothing uses the present addresses.
+    pub(crate) unsafe fn move_home(&mut self) -> Result<(), CudaError> {
+        let home = Self::reserve(self.driver, self.bytes)?;
+        // SAFETY: the caller's promise; the new range is ours and empty.
+        unsafe { self.remap(home) }
+    }
+
+    /// # Safety
+    /// As [`Self::move_to`].
+    unsafe fn remap(&mut self, mut to: Self) -> Result<(), CudaError> {
+        for (&at, &bytes) in &self.mapped {
+            let mut handle = 0;
+            let address = std::ptr::without_provenance_mut(self.base.offset(at).raw() as usize);
+            // SAFETY: there is a mapping at this address; the pointer is to a handle of ours, which is given up with
+            // the allocation. A failure drops `to` and with it what was mapped there.
+            unsafe { call!(self.driver, cuMemRetainAllocationHandle(&mut handle, address)) }?;
+            to.map(&Allocation::adopt(self.driver, handle, bytes), at)?;
+        }
+        // The old mappings and addresses go with it.
+        drop(mem::replace(self, to));
+        Ok(())
+    }
+
     /// Unmaps everything and gives the addresses up, as dropping does, and says how it went.
     ///
     /// # Errors
@@ -181,6 +232,9 @@ impl Reservation {
 
     fn give_up(&mut self) -> Result<(), CudaError> {
         self.unmap()?;
+        if self.addresses == Addresses::Others {
+            return Ok(());
+        }
         // SAFETY: the range was reserved by one call, nothing is mapped in it any more, and both
         // callers make sure that it is given up once.
         unsafe { call!(self.driver, cuMemAddressFree(self.base.raw(), size(self.bytes))) }

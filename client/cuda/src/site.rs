@@ -1,6 +1,7 @@
 //! The addresses of a mapping, which stay while the memory behind them goes away and comes back.
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulease_words::Bytes;
@@ -18,7 +19,8 @@ use crate::reservation::{Access, DevicePtr, Reservation};
 #[derive(Debug)]
 pub struct Site {
     context: Context,
-    ptr: DevicePtr,
+    /// Changes only while nothing uses the memory.
+    ptr: AtomicU64,
     bytes: Bytes,
     held: Mutex<Held>,
 }
@@ -35,13 +37,52 @@ pub(crate) enum Held {
 
 impl Site {
     pub(crate) fn new(context: &Context, ptr: DevicePtr, bytes: Bytes, held: Held) -> Self {
+        let ptr = AtomicU64::new(ptr.raw());
         Self { context: context.clone(), ptr, bytes, held: Mutex::new(held) }
     }
 
-    /// Its first address, the same for its whole life.
+    /// Its first address, the same for its whole life but for [`Self::move_to`] and [`Self::move_home`].
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        self.ptr
+        DevicePtr::from_raw(self.ptr.load(Ordering::Acquire))
+    }
+
+    /// Moves the memory to addresses that the caller has reserved, where it stays through suspensions. Access for the
+    /// context's device is set there.
+    ///
+    /// # Errors
+    /// What the driver says; the memory is where it was then. `CUDA_ERROR_INVALID_VALUE` for memory of an IPC handle and
+    /// after the mapping was dropped.
+    ///
+    /// # Safety
+    /// Nothing uses the present addresses, and nothing moves the memory meanwhile. The new range is reserved, of this
+    /// size, without a mapping, and stays reserved until the memory has left it.
+    pub unsafe fn move_to(&self, to: DevicePtr) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        self.relocate(|range| unsafe { range.move_to(to) })
+    }
+
+    /// Moves the memory to addresses of its own, as before [`Self::move_to`] but not the same ones.
+    ///
+    /// # Errors
+    /// As [`Self::move_to`].
+    ///
+    /// # Safety
+    /// Nothing uses the present addresses, and nothing moves the memory meanwhile.
+    pub unsafe fn move_home(&self) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        self.relocate(|range| unsafe { range.move_home() })
+    }
+
+    fn relocate(
+        &self,
+        relocate: impl FnOnce(&mut Reservation) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        self.range(|range| {
+            relocate(range)?;
+            self.ptr.store(range.base().raw(), Ordering::Release);
+            range.set_access(self.context.device(), Access::ReadWrite)
+        })
     }
 
     /// Its size.

@@ -68,6 +68,7 @@ symbols! {
     10020 cuMemAddressFree(CUdeviceptr, usize);
     10020 cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
     10020 cuMemUnmap(CUdeviceptr, usize);
+    11000 cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
     10020 cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
 
     7000 cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);

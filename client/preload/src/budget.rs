@@ -110,7 +110,7 @@ pub(crate) unsafe fn nvml_v2(device: *mut c_void, memory: *mut NvmlMemoryV2) -> 
 fn of_device(job: &Job, number: c_int) -> Option<Figures> {
     let device = job.device(number)?;
     let total = job.limit();
-    Some(Figures { free: total.saturating_sub(job.heap.held(device.id)), total })
+    Some(Figures { free: total.saturating_sub(job.held(device.id)), total })
 }
 
 /// What NVML's device seems to have. Programs look before they start CUDA: then by what the environment tells.

@@ -13,6 +13,10 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_FOUND: Code = 500;
 /// `CUDA_ERROR_NOT_PERMITTED`
 pub(crate) const NOT_PERMITTED: Code = 800;
+/// `CUDA_ERROR_NOT_SUPPORTED`
+pub(crate) const NOT_SUPPORTED: Code = 801;
+/// `CUDA_ERROR_UNKNOWN`
+pub(crate) const UNKNOWN: Code = 999;
 
 /// A code as a `Result`, for `?`.
 pub(crate) fn check(code: Code) -> Result<(), Code> {

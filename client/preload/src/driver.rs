@@ -26,6 +26,14 @@ called! {
     CUDA cuDeviceGetCount(count: *mut c_int);
     CUDA cuCtxGetDevice(device: *mut c_int);
     CUDA cuCtxSynchronize();
+    CUDA cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+    CUDA cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint);
+    CUDA cuEventCreate(event: *mut *mut c_void, flags: c_uint);
+    CUDA cuEventRecord(event: *mut c_void, stream: *mut c_void);
+    CUDA cuEventRecord_ptsz(event: *mut c_void, stream: *mut c_void);
+    CUDA cuEventQuery(event: *mut c_void);
+    CUDA cuEventSynchronize(event: *mut c_void);
+    CUDA cuDeviceGetMemPool(pool: *mut *mut c_void, device: c_int);
     NVML nvmlDeviceGetUUID(device: *mut c_void, text: *mut c_char, length: c_uint);
 }
 

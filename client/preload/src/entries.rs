@@ -4,8 +4,10 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::code::Code;
+use crate::gated::GATED;
 use crate::real::{CUDA, Library, NVML};
-use crate::{budget, job, memory, proc_address};
+use crate::vmm::Properties;
+use crate::{budget, capture, job, memory, pools, proc_address, vmm};
 
 /// Which default stream a function means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +24,10 @@ pub(crate) struct Entry {
     /// Its symbol.
     pub(crate) symbol: &'static CStr,
     /// The name by which `cuGetProcAddress` knows it and its other versions.
-    base: &'static str,
+    pub(crate) base: &'static str,
     /// The CUDA version from which on the base name means it.
-    since: c_int,
-    streams: Streams,
+    pub(crate) since: c_int,
+    pub(crate) streams: Streams,
     pub(crate) ours: *const c_void,
 }
 
@@ -59,7 +61,7 @@ fn versions(base: &CStr) -> impl Iterator<Item = &'static Entry> {
 }
 
 fn all() -> impl Iterator<Item = &'static Entry> {
-    SERVED.iter()
+    SERVED.iter().chain(GATED)
 }
 
 /// A symbol's name for the C side.
@@ -73,6 +75,7 @@ macro_rules! c_name {
 }
 pub(crate) use c_name;
 
+/// The kind of default stream of an entry.
 macro_rules! streams {
     () => {
         Streams::Shared
@@ -81,6 +84,7 @@ macro_rules! streams {
         Streams::PerThread
     };
 }
+pub(crate) use streams;
 
 /// Functions that do something else than the real ones: `library since "base" symbol [per_thread] (arguments) => what`.
 macro_rules! served {
@@ -144,4 +148,55 @@ served! {
     CUDA 3020 "cuMemFree" cuMemFree_v2(at: u64) => memory::free;
     CUDA 3020 "cuMemGetAddressRange" cuMemGetAddressRange_v2(
         base: *mut u64, bytes: *mut usize, at: u64) => memory::range;
+
+    CUDA 11020 "cuMemAllocAsync" cuMemAllocAsync(out: *mut u64, bytes: usize, stream: *mut c_void) => pools::allocate;
+    CUDA 11020 "cuMemAllocAsync" cuMemAllocAsync_ptsz [per_thread] (
+        out: *mut u64, bytes: usize, stream: *mut c_void) => pools::allocate_per_thread;
+    CUDA 11020 "cuMemAllocFromPoolAsync" cuMemAllocFromPoolAsync(
+        out: *mut u64, bytes: usize, pool: *mut c_void, stream: *mut c_void) => pools::allocate_from;
+    CUDA 11020 "cuMemAllocFromPoolAsync" cuMemAllocFromPoolAsync_ptsz [per_thread] (
+        out: *mut u64, bytes: usize, pool: *mut c_void, stream: *mut c_void) => pools::allocate_from_per_thread;
+    CUDA 11020 "cuMemFreeAsync" cuMemFreeAsync(at: u64, stream: *mut c_void) => pools::free;
+    CUDA 11020 "cuMemFreeAsync" cuMemFreeAsync_ptsz [per_thread] (at: u64, stream: *mut c_void) => pools::free_per_thread;
+    CUDA 11020 "cuMemPoolCreate" cuMemPoolCreate(
+        pool: *mut *mut c_void, properties: *const pools::Properties) => pools::create;
+    CUDA 11020 "cuMemPoolDestroy" cuMemPoolDestroy(pool: *mut c_void) => pools::destroy;
+    CUDA 11020 "cuMemPoolTrimTo" cuMemPoolTrimTo(pool: *mut c_void, keep: usize) => pools::trim;
+    CUDA 11020 "cuMemPoolGetAttribute" cuMemPoolGetAttribute(
+        pool: *mut c_void, attribute: c_uint, value: *mut c_void) => pools::attribute;
+    CUDA 11020 "cuMemPoolSetAttribute" cuMemPoolSetAttribute(
+        pool: *mut c_void, attribute: c_uint, value: *mut c_void) => pools::set_attribute;
+
+    CUDA 10020 "cuMemCreate" cuMemCreate(
+        out: *mut u64, bytes: usize, properties: *const Properties, flags: u64) => vmm::create;
+    CUDA 10020 "cuMemRelease" cuMemRelease(handle: u64) => vmm::release;
+    CUDA 10020 "cuMemMap" cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map;
+    CUDA 10020 "cuMemUnmap" cuMemUnmap(at: u64, bytes: usize) => vmm::unmap;
+    CUDA 10020 "cuMemSetAccess" cuMemSetAccess(
+        at: u64, bytes: usize, rights: *const c_void, count: usize) => vmm::set_access;
+    CUDA 11000 "cuMemRetainAllocationHandle" cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) => vmm::retain;
+    CUDA 10020 "cuMemGetAllocationPropertiesFromHandle" cuMemGetAllocationPropertiesFromHandle(
+        out: *mut Properties, handle: u64) => vmm::properties;
+    CUDA 10020 "cuMemExportToShareableHandle" cuMemExportToShareableHandle(
+        out: *mut c_void, handle: u64, kind: c_uint, flags: u64) => vmm::export;
+    CUDA 12010 "cuMulticastBindMem" cuMulticastBindMem(
+        multicast: u64, to: usize, handle: u64, from: usize, bytes: usize, flags: u64) => vmm::bind;
+
+    CUDA 10000 "cuStreamBeginCapture" cuStreamBeginCapture(stream: *mut c_void) => capture::begin_v1;
+    CUDA 10000 "cuStreamBeginCapture" cuStreamBeginCapture_ptsz [per_thread] (
+        stream: *mut c_void) => capture::begin_v1_per_thread;
+    CUDA 10010 "cuStreamBeginCapture" cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) => capture::begin;
+    CUDA 10010 "cuStreamBeginCapture" cuStreamBeginCapture_v2_ptsz [per_thread] (
+        stream: *mut c_void, mode: c_uint) => capture::begin_per_thread;
+    CUDA 12030 "cuStreamBeginCaptureToGraph" cuStreamBeginCaptureToGraph(
+        stream: *mut c_void, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize,
+        mode: c_uint) => capture::begin_to_graph;
+    CUDA 12030 "cuStreamBeginCaptureToGraph" cuStreamBeginCaptureToGraph_ptsz [per_thread] (
+        stream: *mut c_void, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize,
+        mode: c_uint) => capture::begin_to_graph_per_thread;
+    CUDA 10000 "cuStreamEndCapture" cuStreamEndCapture(
+        stream: *mut c_void, graph: *mut *mut c_void) => capture::end;
+    CUDA 10000 "cuStreamEndCapture" cuStreamEndCapture_ptsz [per_thread] (
+        stream: *mut c_void, graph: *mut *mut c_void) => capture::end_per_thread;
+    CUDA 4000 "cuStreamDestroy" cuStreamDestroy_v2(stream: *mut c_void) => capture::destroy;
 }

@@ -8,12 +8,13 @@ mod chunk;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpulease_client::{Bytes, DeviceId, Reason, blocking, mib};
+use gpulease_client::{Bytes, DeviceId, mib};
 
+use crate::capture;
 use crate::code::{Code, OUT_OF_MEMORY};
 use crate::driver;
 use crate::job::Job;
-use crate::report::{Once, say};
+use crate::piece::Piece;
 use chunk::{Chunk, Part};
 
 /// The first chunk of a device: the least that a segment can be.
@@ -35,21 +36,21 @@ struct Inner {
     /// What the program has, by address.
     blocks: BTreeMap<u64, Block>,
     devices: BTreeMap<DeviceId, Arena>,
+    /// What was freed while a stream recorded, when nobody could wait for the device.
+    limbo: Vec<Block>,
 }
 
 /// What there is on one device.
 #[derive(Default)]
 struct Arena {
     chunks: BTreeMap<u64, Chunk>,
-    /// Segments, chunks included.
-    held: Bytes,
     /// What the program has in parts.
     in_parts: Bytes,
 }
 
 /// One allocation.
 enum Block {
-    Whole(blocking::Segment),
+    Whole(Box<Piece>),
     Part { device: DeviceId, chunk: u64, part: Part, bytes: Bytes },
 }
 
@@ -76,6 +77,7 @@ impl Heap {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room.
     pub(crate) fn allocate(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<u64, Code> {
+        self.leave_limbo();
         let small =
             bytes.get().saturating_mul(PARTS_OF_A_CHUNK) <= self.lock().arena(device).next_chunk().get();
         if small && let Some(at) = self.part(device, bytes) {
@@ -85,12 +87,10 @@ impl Heap {
             self.add_chunk(job, device, bytes)?;
             return self.part(device, bytes).ok_or(OUT_OF_MEMORY);
         }
-        match segment(job, device, bytes) {
-            Ok((segment, at)) => {
-                let mut inner = self.lock();
-                let arena = inner.arena(device);
-                arena.held = arena.held.saturating_add(segment.bytes());
-                inner.blocks.insert(at, Block::Whole(segment));
+        match Piece::take(job, device, bytes) {
+            Ok(piece) => {
+                let at = piece.at();
+                self.lock().blocks.insert(at, Block::Whole(Box::new(piece)));
                 Ok(at)
             }
             // A chunk may have a hole of that size.
@@ -100,16 +100,35 @@ impl Heap {
 
     /// Gives memory back. Like the driver it waits for all work of the context before.
     pub(crate) fn free(&self, at: u64) -> Freed {
-        let Some(block) = self.lock().blocks.remove(&at) else { return Freed::Unknown };
-        let done = driver::synchronize();
-        match block {
-            Block::Whole(segment) => self.end(segment),
-            Block::Part { device, chunk, part, bytes } => {
-                let empty = self.lock().arena(device).take_back(chunk, part, bytes);
-                empty.into_iter().for_each(|chunk| self.end(chunk.into_segment()));
-            }
+        let mut inner = self.lock();
+        let Some(block) = inner.blocks.remove(&at) else { return Freed::Unknown };
+        if capture::is_under_way() {
+            inner.limbo.push(block);
+            return Freed::Ours(Ok(()));
         }
+        drop(inner);
+        let done = driver::synchronize();
+        self.end(block);
         Freed::Ours(done)
+    }
+
+    /// As [`Self::free`], for memory that no work uses any more.
+    pub(crate) fn free_unused(&self, at: u64) {
+        let block = self.lock().blocks.remove(&at);
+        block.into_iter().for_each(|block| self.end(block));
+    }
+
+    /// What was freed while a stream recorded is free once none does.
+    fn leave_limbo(&self) {
+        if capture::is_under_way() {
+            return;
+        }
+        let limbo = std::mem::take(&mut self.lock().limbo);
+        if !limbo.is_empty() {
+            // An error is of work that ran before, and somebody else's to see.
+            let _ = driver::synchronize();
+            limbo.into_iter().for_each(|block| self.end(block));
+        }
     }
 
     /// The allocation that an address is in.
@@ -118,11 +137,6 @@ impl Heap {
         let (base, block) = inner.blocks.range(..=at).next_back()?;
         let bytes = block.bytes().get();
         (at - base < bytes).then_some(Range { base: *base, bytes: bytes as usize })
-    }
-
-    /// What this process has of the lease on a device.
-    pub(crate) fn held(&self, device: DeviceId) -> Bytes {
-        self.lock().devices.get(&device).map_or(Bytes::ZERO, |arena| arena.held)
     }
 
     fn part(&self, device: DeviceId, bytes: Bytes) -> Option<u64> {
@@ -135,26 +149,24 @@ impl Heap {
     /// Adds a chunk that has room for this; a smaller one than usual where the lease has no room for that.
     fn add_chunk(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<(), Code> {
         let usual = self.lock().arena(device).next_chunk();
-        let added = segment(job, device, usual).or_else(|code| {
+        let added = Piece::take(job, device, usual).or_else(|code| {
             let least = FIRST_CHUNK.max(bytes.round_up().unwrap_or(usual));
-            if least < usual { segment(job, device, least) } else { Err(code) }
+            if least < usual { Piece::take(job, device, least) } else { Err(code) }
         });
-        let (segment, at) = added?;
-        let mut inner = self.lock();
-        let arena = inner.arena(device);
-        arena.held = arena.held.saturating_add(segment.bytes());
-        arena.chunks.insert(at, Chunk::new(segment, at));
+        let chunk = Chunk::new(added?);
+        self.lock().arena(device).chunks.insert(chunk.base(), chunk);
         Ok(())
     }
 
-    /// Unmaps a segment and gives it back to the broker.
-    fn end(&self, segment: blocking::Segment) {
-        let (device, bytes) = (segment.device(), segment.bytes());
-        // Unlocked: it waits for the device.
-        drop(segment);
-        let mut inner = self.lock();
-        let arena = inner.arena(device);
-        arena.held = arena.held.saturating_sub(bytes);
+    /// Unlocked where a segment goes, since that waits for the device.
+    fn end(&self, block: Block) {
+        let empty = match block {
+            Block::Whole(_) => Vec::new(),
+            Block::Part { device, chunk, part, bytes } => {
+                self.lock().arena(device).take_back(chunk, part, bytes)
+            }
+        };
+        drop(empty);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -185,50 +197,24 @@ impl Arena {
         Some((at, Block::Part { device, chunk, part, bytes }))
     }
 
-    /// A part is free again. Returns the chunk where it is empty and not the only one that is.
-    fn take_back(&mut self, base: u64, part: Part, bytes: Bytes) -> Option<Chunk> {
+    /// A part is free again. Returns the chunks that nobody needs: those that are empty, but for one while there are parts.
+    fn take_back(&mut self, base: u64, part: Part, bytes: Bytes) -> Vec<Chunk> {
         self.in_parts = self.in_parts.saturating_sub(bytes);
-        self.chunks.get_mut(&base)?.take_back(part);
-        let spare = self.chunks.iter().any(|(other, chunk)| *other != base && chunk.is_empty());
-        if self.chunks[&base].is_empty() && (spare || self.in_parts.is_zero()) {
-            return self.chunks.remove(&base);
+        if let Some(chunk) = self.chunks.get_mut(&base) {
+            chunk.take_back(part);
         }
-        None
+        let empty = self.chunks.iter().filter(|(_, chunk)| chunk.is_empty()).map(|(base, _)| *base);
+        let kept = usize::from(!self.in_parts.is_zero());
+        let over: Vec<u64> = empty.skip(kept).collect();
+        over.iter().filter_map(|base| self.chunks.remove(base)).collect()
     }
 }
 
 impl Block {
     fn bytes(&self) -> Bytes {
         match self {
-            Self::Whole(segment) => segment.bytes(),
+            Self::Whole(piece) => piece.bytes(),
             Self::Part { bytes, .. } => *bytes,
         }
     }
-}
-
-/// Takes a segment of the lease; returns its address, too.
-fn segment(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<(blocking::Segment, u64), Code> {
-    let resident = job.enter()?;
-    let segment = job.lease.allocation(bytes).on(device).no_wait().allocate().map_err(|error| {
-        refused(job, bytes, &error);
-        OUT_OF_MEMORY
-    })?;
-    let at = segment.device_ptr(resident).map_err(|error| {
-        say(&error.to_string());
-        OUT_OF_MEMORY
-    })?;
-    Ok((segment, at))
-}
-
-/// Says why there is no memory, once for each kind: a program may ask often.
-fn refused(job: &Job, bytes: Bytes, error: &gpulease_client::AskError) {
-    static LIMIT: Once = Once::new();
-    static ROOM: Once = Once::new();
-    static FAILED: Once = Once::new();
-    let once = match error.denied().map(|denied| denied.reason) {
-        Some(Reason::BeyondLease) => &LIMIT,
-        Some(_) => &ROOM,
-        None => &FAILED,
-    };
-    once.say(|| format!("no memory for {bytes} in lease {}: {error}", job.lease.id()));
 }

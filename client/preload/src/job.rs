@@ -3,17 +3,22 @@
 use std::env::var_os;
 use std::ffi::c_uint;
 use std::process;
-use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
-use gpulease_client::{Bytes, DeviceId, DeviceKind, LeaseId, Options, Resident, Token, blocking};
+use gpulease_client::{Bytes, DeviceId, DeviceKind, LeaseId, Options, PressureListener, Token, blocking};
 use gpulease_cuda::{Driver, Uuid};
 
-use crate::code::{Code, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS};
+use crate::code::{Code, NOT_PERMITTED, SUCCESS};
 use crate::driver;
 use crate::entries::real;
+use crate::gate::Keeper;
 use crate::heap::Heap;
+use crate::piece::Count;
+use crate::pools::Pools;
 use crate::real::{is_within, within};
 use crate::report::{Once, say};
+use crate::vmm::Vmm;
 
 /// What `gpulease run` put into the environment. Read early, since programs change theirs.
 struct Named {
@@ -29,6 +34,7 @@ pub(crate) struct Leased {
     /// CUDA's number of it in this process.
     pub(crate) number: i32,
     pub(crate) uuid: Uuid,
+    held: Count,
 }
 
 /// The lease, joined, and what this process has of it.
@@ -36,8 +42,11 @@ pub(crate) struct Job {
     pub(crate) lease: blocking::Lease,
     pub(crate) devices: Vec<Leased>,
     pub(crate) heap: Heap,
+    pub(crate) vmm: Vmm,
+    pub(crate) pools: Pools,
+    pub(crate) keeper: Keeper,
+    _pressure: PressureListener,
     pid: u32,
-    resident: OnceLock<Resident<'static>>,
 }
 
 /// How this process stands.
@@ -48,6 +57,9 @@ enum Standing {
     /// A lease is named and could not be joined: no memory without it.
     Refused,
 }
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const RELAXED: c_uint = 2;
 
 static NAMED: OnceLock<Option<Named>> = OnceLock::new();
 static STANDING: OnceLock<Standing> = OnceLock::new();
@@ -147,14 +159,39 @@ fn join(named: &Named) -> Result<Option<Job>, String> {
     let token: Token = named.token.parse().map_err(|why| format!("GPULEASE_TOKEN: {why}"))?;
     // Looks up every function that the client library calls, so that it never comes to our doors.
     let driver = within(Driver::load).map_err(|why| why.to_string())?;
-    let options = named.socket.iter().fold(Options::default(), |options, socket| options.socket(socket));
+    let options = Options::default().at_thread_start(relax_captures);
+    let options = named.socket.iter().fold(options, |options, socket| options.socket(socket));
     let client = blocking::Client::connect_with(options).map_err(|why| why.to_string())?;
     let lease = client.join(lease, token).map_err(|why| why.to_string())?;
     let devices = leased(driver, &client, &lease)?;
     if devices.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Job { lease, devices, heap: Heap::new(), pid: process::id(), resident: OnceLock::new() }))
+    let pressure = lease.face().on_pressure(|_| give_way()).map_err(|why| why.to_string())?;
+    Ok(Some(Job {
+        lease,
+        devices,
+        heap: Heap::new(),
+        vmm: Vmm::default(),
+        pools: Pools::default(),
+        keeper: Keeper::default(),
+        _pressure: pressure,
+        pid: process::id(),
+    }))
+}
+
+/// What threads of ours do to the driver must not end the recording of another thread's stream.
+fn relax_captures() {
+    let mut mode = RELAXED;
+    // SAFETY: the pointer is to an int of ours. A driver without the call has no such recordings.
+    unsafe { driver::cuThreadExchangeStreamCaptureMode(&mut mode) };
+}
+
+/// Others want memory of the lease: what is kept for later goes.
+fn give_way() {
+    if let Some(job) = if_joined() {
+        job.pools.reclaim(job);
+    }
 }
 
 /// The lease's GPUs that this process sees.
@@ -173,7 +210,7 @@ fn leased(
         match within(|| driver.device(uuid)).map_err(|why| why.to_string())? {
             Some(here) => {
                 let number = i32::try_from(here.ordinal()).expect("CUDA counts devices by ints");
-                found.push(Leased { id: device.id, number, uuid });
+                found.push(Leased { id: device.id, number, uuid, held: Count::default() });
             }
             None => hidden.push(device.uuid.clone()),
         }
@@ -196,19 +233,15 @@ impl Job {
         self.devices.iter().find(|device| device.number == number)
     }
 
-    /// A guard, under which addresses are good.
-    ///
-    /// # Errors
-    /// Where the memory is lost.
-    pub(crate) fn enter(&'static self) -> Result<&'static Resident<'static>, Code> {
-        if let Some(resident) = self.resident.get() {
-            return Ok(resident);
-        }
-        let entered = self.lease.enter().map_err(|error| {
-            say(&error.to_string());
-            OUT_OF_MEMORY
-        })?;
-        Ok(self.resident.get_or_init(|| entered))
+    /// How much this process has of a device of the lease.
+    pub(crate) fn held(&self, device: DeviceId) -> Bytes {
+        Bytes::new(self.count(device).load(Ordering::Relaxed))
+    }
+
+    /// Where that is counted.
+    pub(crate) fn count(&self, device: DeviceId) -> Count {
+        let leased = self.devices.iter().find(|leased| leased.id == device);
+        Arc::clone(&leased.expect("segments are asked for on leased devices").held)
     }
 
     /// How much the lease may have on each device.

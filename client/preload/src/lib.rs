@@ -16,14 +16,20 @@
 #![allow(non_snake_case, reason = "the entry points have the driver's own names")]
 
 mod budget;
+mod capture;
 mod code;
 mod doors;
 mod driver;
 mod elf;
 mod entries;
+mod gate;
+mod gated;
 mod heap;
 mod job;
 mod memory;
+mod piece;
+mod pools;
 mod proc_address;
 mod real;
 mod report;
+mod vmm;

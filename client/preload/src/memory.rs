@@ -8,7 +8,7 @@ use crate::budget::put;
 use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, code_of};
 use crate::driver;
 use crate::entries::real;
-use crate::heap::Freed;
+use crate::heap::{Freed, Range};
 use crate::job::{self, Job};
 use crate::report::Once;
 
@@ -62,7 +62,10 @@ pub(crate) unsafe fn allocate_pitch(
 pub(crate) unsafe fn free(at: u64) -> Code {
     let served = || {
         let freed = match job::current()? {
-            Some(job) => job.heap.free(at),
+            Some(job) => {
+                job.pools.forget(at);
+                job.heap.free(at)
+            }
             None => Freed::Unknown,
         };
         match freed {
@@ -76,7 +79,7 @@ pub(crate) unsafe fn free(at: u64) -> Code {
 
 /// `cuMemGetAddressRange`
 pub(crate) unsafe fn range(base: *mut u64, bytes: *mut usize, at: u64) -> Code {
-    let served = || match job::current()?.and_then(|job| job.heap.range_of(at)) {
+    let served = || match job::current()?.and_then(|job| range_of(job, at)) {
         Some(range) => {
             // SAFETY: pointers to values of the header's types, or null, which leaves that figure out.
             unsafe {
@@ -91,8 +94,13 @@ pub(crate) unsafe fn range(base: *mut u64, bytes: *mut usize, at: u64) -> Code {
     code_of(served())
 }
 
+/// The allocation or mapping of ours that an address is in.
+fn range_of(job: &Job, at: u64) -> Option<Range> {
+    job.heap.range_of(at).or_else(|| job.vmm.range_of(at))
+}
+
 /// Memory of the lease on the current context's device.
-fn here(job: &'static Job, bytes: usize) -> Result<u64, Code> {
+pub(crate) fn here(job: &'static Job, bytes: usize) -> Result<u64, Code> {
     static ELSEWHERE: Once = Once::new();
     let number = driver::current_device()?;
     let Some(device) = job.device(number) else {
@@ -104,5 +112,10 @@ fn here(job: &'static Job, bytes: usize) -> Result<u64, Code> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    job.heap.allocate(job, device.id, Bytes::new(bytes as u64))
+    let bytes = Bytes::new(bytes as u64);
+    match job.heap.allocate(job, device.id, bytes) {
+        // What was freed in the order of a stream is kept for the next of its size: not at this price.
+        Err(OUT_OF_MEMORY) if job.pools.reclaim(job) => job.heap.allocate(job, device.id, bytes),
+        other => other,
+    }
 }

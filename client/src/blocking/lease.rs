@@ -1,12 +1,14 @@
 //! A lease, for blocking callers.
 
 use std::ops::Deref;
+use std::time::Duration;
 
 use gpulease_words::{Bytes, DeviceId};
 
 use super::park::block_on;
 use super::{Allocation, Entry, Segment};
 use crate::error::{AskError, Error};
+use crate::gate::Presence;
 use crate::resident::Resident;
 
 /// [`crate::Lease`] for callers without a runtime. What does not wait is reached through it.
@@ -46,6 +48,22 @@ impl Lease {
     /// See [`crate::Lease::entry`].
     pub fn entry(&self) -> Entry<'_> {
         Entry::from(self.0.entry())
+    }
+
+    /// See [`crate::Lease::presence_after`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn presence_after(&self, now: Presence, within: Duration) -> Result<Presence, Error> {
+        block_on(self.0.presence_after(now, within))
+    }
+
+    /// See [`crate::Lease::come_home`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn come_home(&self) -> Result<(), Error> {
+        block_on(self.0.come_home())
     }
 
     /// See [`crate::Lease::pin`].

@@ -1,7 +1,9 @@
 //! A segment that is given out in parts.
 
-use gpulease_client::{Bytes, blocking};
+use gpulease_client::Bytes;
 use offset_allocator::{Allocation, Allocator};
+
+use crate::piece::Piece;
 
 /// Parts begin at multiples of this, as the driver's own allocations do.
 const UNIT: u64 = 512;
@@ -13,16 +15,15 @@ pub(super) type Part = Allocation;
 
 /// A segment that is given out in parts.
 pub(super) struct Chunk {
-    segment: blocking::Segment,
-    base: u64,
+    piece: Piece,
     book: Allocator,
     parts: u32,
 }
 
 impl Chunk {
-    pub(super) fn new(segment: blocking::Segment, base: u64) -> Self {
-        let units = u32::try_from(segment.bytes().get() / UNIT).expect("a chunk is small");
-        Self { segment, base, book: Allocator::with_max_allocs(units, units.min(PARTS_MAX) + 2), parts: 0 }
+    pub(super) fn new(piece: Piece) -> Self {
+        let units = u32::try_from(piece.bytes().get() / UNIT).expect("a chunk is small");
+        Self { piece, book: Allocator::with_max_allocs(units, units.min(PARTS_MAX) + 2), parts: 0 }
     }
 
     /// Takes a part; its address, too.
@@ -30,7 +31,7 @@ impl Chunk {
         let units = u32::try_from(bytes.get().div_ceil(UNIT)).ok()?;
         let part = self.book.allocate(units)?;
         self.parts += 1;
-        Some((part, self.base + u64::from(part.offset) * UNIT))
+        Some((part, self.base() + u64::from(part.offset) * UNIT))
     }
 
     /// The part is free again.
@@ -43,7 +44,7 @@ impl Chunk {
         self.parts == 0
     }
 
-    pub(super) fn into_segment(self) -> blocking::Segment {
-        self.segment
+    pub(super) fn base(&self) -> u64 {
+        self.piece.at()
     }
 }

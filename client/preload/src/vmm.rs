@@ -1,0 +1,304 @@
+//! The program's own virtual memory management: its handles stand for segments of the lease.
+//!
+//! A segment comes mapped. When the program maps its handle into addresses that it reserved, the segment moves there,
+//! and a suspension brings it back to just these addresses. It is given back when neither a handle nor a mapping is left,
+//! as the driver does it.
+//!
+//! Memory that is to be exported, or of a kind that a segment can't be, is the driver's.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpulease_client::Bytes;
+
+use crate::budget::put;
+use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, check, code_of};
+use crate::entries::real;
+use crate::heap::Range;
+use crate::job::{self, Job};
+use crate::piece::Piece;
+
+/// Handles of ours begin here: the driver's are small numbers or addresses.
+const FIRST_HANDLE: u64 = 0x6c65_6173_6500_0000;
+
+const PINNED: c_uint = 1;
+const ON_DEVICE: c_uint = 1;
+
+/// `CUmemAllocationProp`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Properties {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: c_uint,
+    device: c_int,
+    windows: *mut c_void,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+// SAFETY: the pointer in it is never followed.
+unsafe impl Send for Properties {}
+
+/// The handles and mappings of this process that are of the lease.
+#[derive(Default)]
+pub(crate) struct Vmm {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    made: u64,
+    bodies: BTreeMap<u64, Body>,
+    /// Handles by the address that they are mapped at.
+    places: BTreeMap<u64, u64>,
+}
+
+/// What a handle stands for.
+struct Body {
+    piece: Piece,
+    properties: Properties,
+    /// Handles that the program has not released yet.
+    handles: u32,
+    place: Option<u64>,
+}
+
+/// `cuMemCreate`
+pub(crate) unsafe fn create(out: *mut u64, bytes: usize, properties: *const Properties, flags: u64) -> Code {
+    let served = || {
+        // SAFETY: a pointer to properties as in the header, or null.
+        let (job, asked) = (job::current()?, unsafe { properties.as_ref() });
+        if let (Some(job), Some(asked)) = (job, asked)
+            && asked.is_servable()
+            && let Some(device) = job.device(asked.device)
+        {
+            let size = Bytes::new(bytes as u64);
+            if out.is_null() || flags != 0 || size.is_zero() || !size.is_granular() {
+                return Err(INVALID_VALUE);
+            }
+            let piece = Piece::take(job, device.id, size)?;
+            // SAFETY: it is not null, so that it is to a handle.
+            return unsafe { put(out, job.vmm.add(piece, *asked)) };
+        }
+        // SAFETY: the caller's arguments, passed on.
+        check(unsafe { real::cuMemCreate(out, bytes, properties, flags) })
+    };
+    code_of(served())
+}
+
+/// `cuMemRelease`
+pub(crate) unsafe fn release(handle: u64) -> Code {
+    let served = || match job::current()? {
+        Some(job) if is_ours(handle) => job.vmm.release(handle),
+        // SAFETY: the caller's argument, passed on.
+        _ => check(unsafe { real::cuMemRelease(handle) }),
+    };
+    code_of(served())
+}
+
+/// `cuMemMap`
+pub(crate) unsafe fn map(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Code {
+    let served = || match job::current()? {
+        Some(_) if is_ours(handle) && (offset != 0 || flags != 0) => Err(INVALID_VALUE),
+        Some(job) if is_ours(handle) => job.vmm.map(job, at, Bytes::new(bytes as u64), handle),
+        // SAFETY: the caller's arguments, passed on.
+        _ => check(unsafe { real::cuMemMap(at, bytes, offset, handle, flags) }),
+    };
+    code_of(served())
+}
+
+/// `cuMemUnmap`
+pub(crate) unsafe fn unmap(at: u64, bytes: usize) -> Code {
+    let served = || match job::current()? {
+        Some(job) => job.vmm.unmap(job, at, bytes as u64),
+        // SAFETY: the caller's arguments, passed on.
+        None => check(unsafe { real::cuMemUnmap(at, bytes) }),
+    };
+    code_of(served())
+}
+
+/// `cuMemSetAccess`: after a suspension the lease's own device has access again.
+pub(crate) unsafe fn set_access(at: u64, bytes: usize, rights: *const c_void, count: usize) -> Code {
+    // SAFETY: the caller's arguments, passed on.
+    crate::gate::pass(|| unsafe { real::cuMemSetAccess(at, bytes, rights, count) })
+}
+
+/// `cuMemRetainAllocationHandle`
+pub(crate) unsafe fn retain(out: *mut u64, at: *mut c_void) -> Code {
+    let served = || {
+        if let Some(job) = job::current()?
+            && let Some(handle) = job.vmm.retain(at as u64)
+        {
+            // SAFETY: the caller gives a pointer to a handle.
+            return unsafe { put(out, handle) };
+        }
+        // SAFETY: the caller's arguments, passed on.
+        check(unsafe { real::cuMemRetainAllocationHandle(out, at) })
+    };
+    code_of(served())
+}
+
+/// `cuMemGetAllocationPropertiesFromHandle`
+pub(crate) unsafe fn properties(out: *mut Properties, handle: u64) -> Code {
+    let served = || match job::current()? {
+        Some(job) if is_ours(handle) => {
+            let properties = job.vmm.lock().bodies.get(&handle).map(|body| body.properties);
+            // SAFETY: the caller gives a pointer to properties.
+            unsafe { put(out, properties.ok_or(INVALID_VALUE)?) }
+        }
+        // SAFETY: the caller's arguments, passed on.
+        _ => check(unsafe { real::cuMemGetAllocationPropertiesFromHandle(out, handle) }),
+    };
+    code_of(served())
+}
+
+/// `cuMemExportToShareableHandle`: what was not created for it is not exported, by the driver neither.
+pub(crate) unsafe fn export(out: *mut c_void, handle: u64, kind: c_uint, flags: u64) -> Code {
+    if is_ours(handle) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { real::cuMemExportToShareableHandle(out, handle, kind, flags) }
+}
+
+/// `cuMulticastBindMem`
+pub(crate) unsafe fn bind(
+    multicast: u64,
+    to: usize,
+    handle: u64,
+    from: usize,
+    bytes: usize,
+    flags: u64,
+) -> Code {
+    if is_ours(handle) {
+        return NOT_SUPPORTED;
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { real::cuMulticastBindMem(multicast, to, handle, from, bytes, flags) }
+}
+
+fn is_ours(handle: u64) -> bool {
+    handle >> 24 == FIRST_HANDLE >> 24
+}
+
+impl Properties {
+    /// Whether a segment can be that: plain memory of a device.
+    fn is_servable(&self) -> bool {
+        let plain = self.compression == 0 && self.usage == 0;
+        self.kind == PINNED && self.handle_types == 0 && self.location == ON_DEVICE && plain
+    }
+}
+
+impl Vmm {
+    /// The mapping that an address is in.
+    pub(crate) fn range_of(&self, at: u64) -> Option<Range> {
+        let inner = self.lock();
+        let (base, handle) = inner.places.range(..=at).next_back()?;
+        let bytes = inner.bodies[handle].piece.bytes().get();
+        (at - base < bytes).then_some(Range { base: *base, bytes: bytes as usize })
+    }
+
+    fn add(&self, piece: Piece, properties: Properties) -> u64 {
+        let mut inner = self.lock();
+        let handle = FIRST_HANDLE + (inner.made & 0x00ff_ffff);
+        inner.made += 1;
+        inner.bodies.insert(handle, Body { piece, properties, handles: 1, place: None });
+        handle
+    }
+
+    fn release(&self, handle: u64) -> Result<(), Code> {
+        let mut inner = self.lock();
+        let body = inner.bodies.get_mut(&handle).filter(|body| body.handles > 0).ok_or(INVALID_VALUE)?;
+        body.handles -= 1;
+        let gone = if body.is_over() { inner.bodies.remove(&handle) } else { None };
+        drop(inner);
+        // Unlocked, since it waits for the device.
+        drop(gone);
+        Ok(())
+    }
+
+    /// Moves the segment to where the program wants it.
+    fn map(&self, job: &'static Job, at: u64, bytes: Bytes, handle: u64) -> Result<(), Code> {
+        let mut body = self.borrow(handle)?;
+        let fits = body.piece.bytes() == bytes;
+        let mapped = match (fits, body.place) {
+            // SAFETY: the program promises that the range is reserved, of this size, and the driver checks that nothing
+            // is mapped there; where the segment was before nobody has been told of.
+            (true, None) => unsafe { body.piece.move_to(job, Some(at)) },
+            // One mapping a handle.
+            (true, Some(_)) => Err(NOT_SUPPORTED),
+            (false, _) => Err(INVALID_VALUE),
+        };
+        let mut inner = self.lock();
+        if mapped.is_ok() {
+            body.place = Some(at);
+            inner.places.insert(at, handle);
+        }
+        inner.bodies.insert(handle, body);
+        mapped
+    }
+
+    /// Unmaps whole mappings in a range: ours, and else the driver's.
+    fn unmap(&self, job: &'static Job, at: u64, bytes: u64) -> Result<(), Code> {
+        let mut inner = self.lock();
+        let end = at.checked_add(bytes).ok_or(INVALID_VALUE)?;
+        let ours: Vec<(u64, u64)> = inner.places.range(at..end).map(|(at, handle)| (*at, *handle)).collect();
+        let covered: u64 = ours.iter().map(|(_, handle)| inner.bodies[handle].piece.bytes().get()).sum();
+        if ours.is_empty() {
+            drop(inner);
+            // SAFETY: the caller's arguments, passed on.
+            return check(unsafe { real::cuMemUnmap(at, bytes as usize) });
+        }
+        if covered != bytes {
+            return Err(INVALID_VALUE);
+        }
+        let bodies: Vec<(u64, Body)> = ours
+            .iter()
+            .map(|(place, handle)| {
+                inner.places.remove(place);
+                (*handle, inner.bodies.remove(handle).expect("what is mapped is known"))
+            })
+            .collect();
+        drop(inner);
+        bodies.into_iter().try_for_each(|(handle, body)| self.come_home(job, handle, body))
+    }
+
+    /// A segment that is not mapped any more goes, or waits for its next mapping at an address of its own.
+    fn come_home(&self, job: &'static Job, handle: u64, mut body: Body) -> Result<(), Code> {
+        body.place = None;
+        if body.is_over() {
+            drop(body);
+            return Ok(());
+        }
+        // SAFETY: the program promises that nothing uses the mapping which it gives up.
+        let moved = unsafe { body.piece.move_to(job, None) };
+        self.lock().bodies.insert(handle, body);
+        moved
+    }
+
+    fn retain(&self, at: u64) -> Option<u64> {
+        let base = self.range_of(at)?.base;
+        let mut inner = self.lock();
+        let handle = *inner.places.get(&base)?;
+        inner.bodies.get_mut(&handle)?.handles += 1;
+        Some(handle)
+    }
+
+    /// Takes a body out of the table for a call that must not hold the lock; nobody else finds it meanwhile.
+    fn borrow(&self, handle: u64) -> Result<Body, Code> {
+        self.lock().bodies.remove(&handle).ok_or(INVALID_VALUE)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Body {
+    fn is_over(&self) -> bool {
+        self.handles == 0 && self.place.is_none()
+    }
+}
