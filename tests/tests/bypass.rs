@@ -5,6 +5,7 @@
 
 mod bare;
 mod driver;
+mod failures;
 mod lab;
 mod leased;
 mod processes;

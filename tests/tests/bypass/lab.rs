@@ -48,6 +48,10 @@ pub(crate) const WAYS: [&str; 19] = [
     "heap",
 ];
 
+/// One more, which drivers may have given up: `cuMemAlloc` as it was when addresses had 32 bits. What it gives can't be
+/// given back.
+pub(crate) const OLD_FORM: &str = "old-form";
+
 /// How far the driver's own rounding may be off: a step of 2 MiB, and what it keeps beside an allocation.
 pub(crate) const STEP: Bytes = mib(32);
 

@@ -50,3 +50,17 @@ pub(crate) fn ipc(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Fail
     }
     Taken::at(driver, at, bytes, mark, move |driver| free(driver, at))
 }
+
+/// By the form that has addresses of 32 bits, which no other door has. What the driver gives can't be used or freed.
+pub(crate) fn old_form(driver: &Driver, bytes: usize, _mark: u8) -> Result<Taken, Failed> {
+    let mut at = 0_u32;
+    // SAFETY: this is the type that the function had.
+    let allocate: unsafe extern "C" fn(*mut u32, c_uint) -> u32 =
+        unsafe { std::mem::transmute(driver.symbol(c"cuMemAlloc")) };
+    let size = c_uint::try_from(bytes).map_err(|_| Failed { call: "cuMemAlloc of old", code: 2 })?;
+    // SAFETY: what it writes to is ours.
+    match unsafe { allocate(&raw mut at, size) } {
+        0 => Ok(Taken::unseen(Driver::reset)),
+        code => Err(Failed { call: "cuMemAlloc of old", code }),
+    }
+}

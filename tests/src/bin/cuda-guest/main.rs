@@ -13,16 +13,20 @@
 //! | `give NUMBER` | gives it back | |
 //! | `check NUMBER` | reads what `take` wrote | |
 //! | `launch COUNT` | launches a kernel that does nothing | nanoseconds for each |
+//! | `not-of LIBRARY` | which of the functions in [`owners`] this door finds elsewhere | |
 //! | `trial NAME` | something of [`trials`] | what it saw |
+//! | `crowd THREADS TIMES` | threads that allocate at once | |
 //! | `fork SIZE` | what a forked child meets | codes, and the descriptors that it has |
 //! | `exec WHAT DOOR` | becomes this program again, its environment `kept` or `cleared` | |
 //! | `child COMMAND...` | another process of this program through the same door | its answers |
 
 mod arrays;
+mod crowd;
 mod doors;
 mod graphs;
 mod kernels;
 mod linear;
+mod owners;
 mod pools;
 mod processes;
 mod trials;
@@ -105,7 +109,9 @@ impl Guest {
             ["launch", times] => {
                 kernels::launch(&self.driver, count(times)).map(|each| format!("each={each}"))
             }
+            ["not-of", library] => Ok(owners::not_of(&self.driver, library)),
             ["trial", name] => trials::trial(&self.driver, name),
+            ["crowd", threads, times] => crowd::crowd(&self.driver, count(threads), count(times)),
             ["fork", size] => processes::fork(&self.driver, bytes(size)),
             ["exec", environment, door] => Err(processes::exec(environment, door)),
             ["child", commands @ ..] => Ok(processes::child(self.driver.door_name(), commands)),

@@ -29,6 +29,7 @@ pub(crate) const WAYS: &[(&str, Take)] = &[
     ("variable", kernels::variable),
     ("library-variable", kernels::library_variable),
     ("heap", kernels::heap),
+    ("old-form", linear::old_form),
 ];
 
 /// How memory is given back.

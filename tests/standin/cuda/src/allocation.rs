@@ -68,7 +68,7 @@ entry_points! {
 }
 
 /// Takes memory of the current context's device and maps it.
-fn allocate(driver: &Driver, size: usize, origin: impl Fn(u64) -> Origin) -> Result<u64, Code> {
+pub(crate) fn allocate(driver: &Driver, size: usize, origin: impl Fn(u64) -> Origin) -> Result<u64, Code> {
     let (device, context) = (driver.current_device()?, driver.current_context()?);
     let asked = Bytes::new(size as u64);
     if asked.is_zero() {
@@ -79,7 +79,8 @@ fn allocate(driver: &Driver, size: usize, origin: impl Fn(u64) -> Origin) -> Res
     driver.state().addresses.place(origin(asked.get()), context, held)
 }
 
-fn free(driver: &Driver, at: u64) -> Outcome {
+/// Frees what this made, and what came from pools and graphs.
+pub(crate) fn free(driver: &Driver, at: u64) -> Outcome {
     if at == 0 {
         return Ok(());
     }

@@ -159,7 +159,7 @@ impl Driver {
         work(self)
     }
 
-    fn begin_capture(&self, stream: *mut c_void, graph: Option<usize>, mode: u32) -> Outcome {
+    pub(crate) fn begin_capture(&self, stream: *mut c_void, graph: Option<usize>, mode: u32) -> Outcome {
         self.check_stream(stream)?;
         let mode = Mode::of(mode)?;
         if stream.addr() <= 1 {

@@ -62,6 +62,22 @@ entry_points! {
         copy(driver, stream, Place::Device(to), Place::Device(from), size)
     }
 
+    12080 & cuMemcpyBatchAsync_ptsz fn cuMemcpyBatchAsync(
+        driver, to: *const u64, from: *const u64, sizes: *const usize, count: usize, _attributes: *const c_void,
+        _indices: *const usize, _attributes_count: usize, _failed: *mut usize, stream: *mut c_void,
+    ) {
+        // SAFETY: the header wants three arrays of `count`.
+        unsafe { batch(driver, stream, to, from, sizes, count) }
+    }
+
+    13000 & cuMemcpyBatchAsync_v2_ptsz fn cuMemcpyBatchAsync_v2(
+        driver, to: *const u64, from: *const u64, sizes: *const usize, count: usize, _attributes: *const c_void,
+        _indices: *const usize, _attributes_count: usize, stream: *mut c_void,
+    ) {
+        // SAFETY: as above.
+        unsafe { batch(driver, stream, to, from, sizes, count) }
+    }
+
     8000 & cuMemPrefetchAsync_ptsz fn cuMemPrefetchAsync(driver, at: u64, size: usize, _device: i32, stream: *mut c_void) {
         driver.check_stream(stream)?;
         check(driver, at, size, Access::Read)
@@ -80,6 +96,27 @@ fn copy(driver: &Driver, stream: *mut c_void, to: Place, from: Place, size: usiz
         // They may overlap.
         unsafe { pointer(to).cast::<u8>().copy_from(pointer(from).cast(), size) };
         Ok(())
+    })
+}
+
+/// # Safety
+/// Each array has `count` elements, or is null.
+unsafe fn batch(
+    driver: &Driver,
+    stream: *mut c_void,
+    to: *const u64,
+    from: *const u64,
+    sizes: *const usize,
+    count: usize,
+) -> Outcome {
+    if to.is_null() || from.is_null() || sizes.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    (0..count).try_for_each(|index| {
+        // SAFETY: the caller's promise.
+        let (to, from, size) =
+            unsafe { (to.add(index).read(), from.add(index).read(), sizes.add(index).read()) };
+        copy(driver, stream, Place::Either(to), Place::Either(from), size)
     })
 }
 

@@ -141,10 +141,12 @@ fn all() -> impl Iterator<Item = &'static Entry> {
         crate::launch::ENTRIES,
         crate::limits::ENTRIES,
         crate::modules::ENTRIES,
+        crate::old::ENTRIES,
         crate::pool_properties::ENTRIES,
         crate::pools::ENTRIES,
         crate::shaped_copy::ENTRIES,
         crate::stream::ENTRIES,
+        crate::values::ENTRIES,
         crate::vmm::ENTRIES,
     ];
     files.into_iter().flatten()

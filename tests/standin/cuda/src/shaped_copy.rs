@@ -162,8 +162,8 @@ fn on_device(at: u64) -> FlatEnd {
     FlatEnd { x: 0, y: 0, kind: DEVICE, host: 0, device: at, array: 0, pitch: 0 }
 }
 
-fn line(driver: &Driver, from: FlatEnd, to: FlatEnd, width: usize) -> Outcome {
-    Deep::from(Flat { from, to, width, height: 1 }).submit(driver, LEGACY)
+fn line(driver: &Driver, stream: *mut c_void, from: FlatEnd, to: FlatEnd, width: usize) -> Outcome {
+    Deep::from(Flat { from, to, width, height: 1 }).submit(driver, stream)
 }
 
 entry_points! {
@@ -193,24 +193,47 @@ entry_points! {
     }
 
     3020 & cuMemcpyHtoA_v2_ptds fn cuMemcpyHtoA_v2(driver, to: *mut c_void, at: usize, from: *const c_void, size: usize) {
-        line(driver, in_host(from.expose_provenance()), in_array(to, at), size)
+        line(driver, LEGACY, in_host(from.expose_provenance()), in_array(to, at), size)
     }
 
     3020 & cuMemcpyAtoH_v2_ptds fn cuMemcpyAtoH_v2(driver, to: *mut c_void, from: *mut c_void, at: usize, size: usize) {
-        line(driver, in_array(from, at), in_host(to.expose_provenance()), size)
+        line(driver, LEGACY, in_array(from, at), in_host(to.expose_provenance()), size)
+    }
+
+    3020 & cuMemcpyHtoAAsync_v2_ptsz fn cuMemcpyHtoAAsync_v2(
+        driver, to: *mut c_void, at: usize, from: *const c_void, size: usize, stream: *mut c_void,
+    ) {
+        line(driver, stream, in_host(from.expose_provenance()), in_array(to, at), size)
+    }
+
+    3020 & cuMemcpyAtoHAsync_v2_ptsz fn cuMemcpyAtoHAsync_v2(
+        driver, to: *mut c_void, from: *mut c_void, at: usize, size: usize, stream: *mut c_void,
+    ) {
+        line(driver, stream, in_array(from, at), in_host(to.expose_provenance()), size)
+    }
+
+    4000 & cuMemcpy3DPeer_ptds fn cuMemcpy3DPeer(driver, copy: *const Deep) {
+        // The reserved words of a description are contexts here, which change nothing.
+        // SAFETY: as above.
+        unsafe { deep(copy) }?.submit(driver, LEGACY)
+    }
+
+    4000 & cuMemcpy3DPeerAsync_ptsz fn cuMemcpy3DPeerAsync(driver, copy: *const Deep, stream: *mut c_void) {
+        // SAFETY: as above.
+        unsafe { deep(copy) }?.submit(driver, stream)
     }
 
     3020 & cuMemcpyDtoA_v2_ptds fn cuMemcpyDtoA_v2(driver, to: *mut c_void, at: usize, from: u64, size: usize) {
-        line(driver, on_device(from), in_array(to, at), size)
+        line(driver, LEGACY, on_device(from), in_array(to, at), size)
     }
 
     3020 & cuMemcpyAtoD_v2_ptds fn cuMemcpyAtoD_v2(driver, to: u64, from: *mut c_void, at: usize, size: usize) {
-        line(driver, in_array(from, at), on_device(to), size)
+        line(driver, LEGACY, in_array(from, at), on_device(to), size)
     }
 
     3020 & cuMemcpyAtoA_v2_ptds fn cuMemcpyAtoA_v2(
         driver, to: *mut c_void, to_at: usize, from: *mut c_void, from_at: usize, size: usize,
     ) {
-        line(driver, in_array(from, from_at), in_array(to, to_at), size)
+        line(driver, LEGACY, in_array(from, from_at), in_array(to, to_at), size)
     }
 }

@@ -1,0 +1,75 @@
+//! When something fails: the driver under the preload, the broker behind it.
+
+use gpulease_tests::ledger::lease;
+use gpulease_tests::puppet::Gpu;
+use gpulease_tests::standin::Standin;
+use gpulease_words::mib;
+
+use super::lab::{Card, Lab, code};
+
+fn on_standin() -> Lab {
+    Lab::on(Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")]))), &[])
+}
+
+fn faults(lab: &Lab, rules: &str) {
+    match &lab.card.gpu {
+        Gpu::Standin(standin) => standin.faults(rules),
+        Gpu::Real(_) => panic!("a real driver fails when it likes"),
+    }
+}
+
+/// An allocation that fails half way is refused, and leaves nothing of it in the lease.
+#[test]
+fn a_failure_of_the_driver_leaves_nothing_half_taken() {
+    let lab = on_standin();
+    let guest = lab.leased("256MiB", "address-2");
+    for call in ["cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
+        for number in [2, 999] {
+            faults(&lab, &format!("{call} 1 error {number}"));
+            assert!(code(guest.ask("take alloc 192MiB")).is_err(), "{call} fails with {number}");
+            faults(&lab, "");
+            let taken = guest.must("take alloc 192MiB");
+            assert_eq!(lease(&lab.ledger.now(), "guest").held_bytes, mib(192).get(), "{call} {number}");
+            guest.must(&format!("give {taken}"));
+        }
+    }
+}
+
+/// HAMi-core#248: clients that could not register went on without their limit. Here they get nothing.
+#[test]
+fn field_17_without_a_broker_there_is_no_memory() {
+    let mut lab = on_standin();
+    let guest = lab.started("256MiB", "address-2");
+    guest.must("pid");
+    lab.daemon.kill();
+    let init = code(guest.ask("init"));
+    assert!(init.is_err(), "it starts without its lease");
+    assert!(code(guest.ask("context").and_then(|_| guest.ask("take alloc 2MiB"))).is_err());
+}
+
+/// What a program has when the broker dies it keeps; it gets no more.
+#[test]
+fn a_broker_that_dies_takes_no_memory_along_and_gives_none() {
+    let mut lab = on_standin();
+    let guest = lab.leased("256MiB", "handle");
+    let number = guest.must("take alloc 64MiB");
+    lab.daemon.kill();
+    guest.must(&format!("check {number}"));
+    let used = lab.card.used();
+    assert!(code(guest.ask("take alloc 128MiB")).is_err());
+    assert!(lab.card.used() <= used, "memory is taken that nobody counts");
+    guest.must(&format!("check {number}"));
+}
+
+/// Threads of a program don't meet in each other's memory, and nothing of it is left in the lease.
+#[test]
+fn threads_that_allocate_at_once_share_no_byte() {
+    for lab in Lab::all("threads_that_allocate_at_once_share_no_byte") {
+        lab.card.bare("handle").must("crowd 4 100");
+        let guest = lab.leased("256MiB", "address-2");
+        guest.must("crowd 8 400");
+        let held = lease(&lab.ledger.now(), "guest").held_bytes;
+        assert!(held <= mib(64).get(), "{held} bytes are held for nothing");
+        guest.must("take alloc 128MiB");
+    }
+}
