@@ -149,6 +149,20 @@ impl Lab {
         command.stdin(Stdio::null()).output().expect("it can be run")
     }
 
+    /// Waits until the broker has seen what the program's context takes, in the place of an estimate.
+    pub(crate) fn wait_until_measured(&self) {
+        self.ledger.wait("the context measured", |state| {
+            lease(state, "guest").members.iter().any(|member| member.overhead_measured).then_some(())
+        });
+    }
+
+    /// What the broker's books say is in use of the card, by leases or beside them.
+    pub(crate) fn on_books(&self) -> Bytes {
+        let books = self.ledger.memory();
+        let beside = books.overhead_bytes + books.off_book_bytes.unwrap_or(0);
+        Bytes::new(books.held_bytes + books.draining_bytes + books.quarantined_bytes + beside)
+    }
+
     /// What the ledger says that the program has: held memory, and its own of the card.
     pub(crate) fn charged(&self) -> Bytes {
         let state = self.ledger.now();

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use crate::doors::Driver;
 
-/// Functions that take memory or give it back, say how much there is, or work on it: by the name without a version, and
+/// Functions that take memory by its size or give it back, say how much there is, or work on it: by the name without a version, and
 /// the version that programs of today mean.
 const FUNCTIONS: &[(&str, &str)] = &[
     ("cuInit", ""),
@@ -37,12 +37,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("cuMipmappedArrayDestroy", ""),
     ("cuGraphAddMemAllocNode", ""),
     ("cuGraphAddNode", "_v2"),
-    ("cuGraphInstantiateWithFlags", ""),
     ("cuGraphLaunch", ""),
-    ("cuModuleLoadData", ""),
-    ("cuModuleLoadDataEx", ""),
-    ("cuLibraryLoadData", ""),
-    ("cuCtxSetLimit", ""),
     ("cuDevicePrimaryCtxReset", "_v2"),
     ("cuDevicePrimaryCtxRelease", "_v2"),
     ("cuCtxDestroy", "_v2"),
