@@ -31,8 +31,9 @@ pub fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match words[..] {
-        [] => run(),
+        [] => card().and_then(|context| run(&context)),
         ["swap"] => card().and_then(|context| swap::run(&context)),
+        ["hold"] => card().and_then(|context| out_of_the_hold(&context)),
         ["rotation", ref seconds @ ..] => card().and_then(|_| rotation::run(seconds.first().copied())),
         ["preload"] => card().and_then(|context| preload::run(&context)),
         ["--preload-program"] => preload::program(),
@@ -40,7 +41,8 @@ pub fn main() -> ExitCode {
         ["--victim-brokered", socket, bytes] => teardown::brokered_victim(socket, bytes),
         ["--victim-bare", bytes] => teardown::bare_victim(bytes),
         _ => Err(anyhow::anyhow!(
-            "it takes no argument, `swap` for the swap engine, `rotation` for jobs that take turns, or `preload` for \
+            "it takes no argument, `swap` for the swap engine, `hold` for allocations out of a hold, `rotation` for \
+             jobs that take turns, or `preload` for \
              programs under `gpulease run`; it uses the first \
              GPU that CUDA shows"
         )),
@@ -62,8 +64,7 @@ fn card() -> anyhow::Result<Context> {
     Ok(Context::retain(device)?)
 }
 
-fn run() -> anyhow::Result<()> {
-    let context = card()?;
+fn run(context: &Context) -> anyhow::Result<()> {
     let device = context.device();
     let room = context.memory_info()?.free.saturating_sub(HEADROOM);
     let sizes: Vec<_> = SIZES.into_iter().filter(|(bytes, _)| *bytes <= room).collect();
@@ -78,7 +79,7 @@ fn run() -> anyhow::Result<()> {
         "size", "brokered", "bare calls", "cuMemAlloc", "x bare", "x alloc"
     );
     for (bytes, rounds) in &sizes {
-        let row = runtime.block_on(brokered::rounds(&context, *bytes, *rounds, Hold::None))?;
+        let row = runtime.block_on(brokered::rounds(context, *bytes, *rounds, Hold::None))?;
         println!(
             "{:>8} {:>12} {:>12} {:>12} {:>12.2} {:>12.2}",
             bytes,
@@ -90,13 +91,7 @@ fn run() -> anyhow::Result<()> {
         );
     }
 
-    println!("\nthe same with a broker that holds what is not leased, medians");
-    println!("{:>8} {:>12} {:>12} {:>12}", "size", "brokered", "bare calls", "cuMemAlloc");
-    for (bytes, rounds) in sizes.iter().filter(|(bytes, _)| *bytes <= gib(16)) {
-        let row = runtime.block_on(brokered::rounds(&context, *bytes, *rounds, Hold::All))?;
-        let [held, bare, plain] = [row.brokered, row.bare, row.plain].map(micros);
-        println!("{bytes:>8} {held:>12} {bare:>12} {plain:>12}");
-    }
+    out_of_the_hold(context)?;
 
     println!("\nSIGKILL of the holder to memory that another can have, medians");
     println!("{:>8} {:>12} {:>12} {:>12}", "size", "brokered", "driver alone", "ratio");
@@ -109,6 +104,23 @@ fn run() -> anyhow::Result<()> {
             micros(alone),
             ratio(brokered, alone)
         );
+    }
+    Ok(())
+}
+
+/// Allocations out of a hold beside the same without one and beside the bare calls.
+fn out_of_the_hold(context: &Context) -> anyhow::Result<()> {
+    let room = context.memory_info()?.free.saturating_sub(HEADROOM);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    println!("\nallocate to usable out of the hold, and without a hold, medians");
+    let [size, held, made, bare, plain] = ["size", "out of hold", "made anew", "bare calls", "cuMemAlloc"];
+    println!("{size:>8} {held:>12} {made:>12} {bare:>12} {plain:>12} {:>12}", "hold x bare");
+    for (bytes, rounds) in SIZES.into_iter().filter(|(bytes, _)| *bytes <= room.min(gib(16))) {
+        let with = runtime.block_on(brokered::rounds(context, bytes, rounds, Hold::All))?;
+        let without = runtime.block_on(brokered::rounds(context, bytes, rounds, Hold::None))?;
+        let [held, made, bare, plain] = [with.brokered, without.brokered, with.bare, with.plain].map(micros);
+        let ratio = ratio(with.brokered, with.bare);
+        println!("{bytes:>8} {held:>12} {made:>12} {bare:>12} {plain:>12} {ratio:>12.2}");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 pub(crate) mod bench;
 mod gpu_only;
 mod held;
+mod storm;
 mod suite;
 
 use gpulease_tests::apart;

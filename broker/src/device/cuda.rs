@@ -3,7 +3,8 @@
 //! A segment is one allocation, exported as a descriptor, or a few where the card has no piece so
 //! large. The broker keeps its own handle until the segment is taken back, so that the card lists
 //! the memory for no process meanwhile; then it gives the handle up and watches where the bytes
-//! go. How that becomes a proof, and how far it goes, stands in [`balance`].
+//! go. How that becomes a proof, and how far it goes, stands in [`balance`]; with a [hold](held) they
+//! are free once the broker has as many again, or the books know who has them instead.
 //!
 //! Without NVML the proof is a probe: as many bytes can be created. That says that the card has
 //! room, not whose it was; memory that others freed passes for the segment's.
@@ -13,10 +14,15 @@
 mod balance;
 mod choice;
 mod chunks;
+mod departure;
+mod doubts;
+mod drain;
 mod exported;
 mod floor;
 mod held;
 mod hold;
+mod segment;
+mod standing;
 
 pub use choice::{Choice, ParseChoiceError, visible};
 pub(crate) use choice::{numbered, refuse_mig};
@@ -26,11 +32,13 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpulease_cuda::Allocation;
 use gpulease_words::{Bytes, Pid, SegmentId};
 
-use self::balance::{Balance, Standing};
+use self::balance::Balance;
+use self::drain::{Passage, Return};
 use self::hold::{Hold, Piece};
+use self::segment::{Memory, Segment};
+use self::standing::Standing;
 use super::holders::{Identity, Search};
 use super::{CHUNKS_MAX, Cover, Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
 use crate::exporter::{Exporter, Program, Scrubbing, check_scrubbing};
@@ -44,6 +52,9 @@ const OVERHEAD_ESTIMATE: Bytes = Bytes::new(640 << 20);
 
 /// Past this a segment that somebody still has is reported: a killed process's memory is back within half a second.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
+
+/// How often a card is waited for that does not stand still when a segment is given up.
+const STANDS_TRIES: usize = 3;
 
 /// The card is read anew for a segment after a sixteenth of the time that has passed since it was taken back, and at
 /// the latest after this.
@@ -62,6 +73,10 @@ pub struct CudaDevice {
     segments: BTreeMap<SegmentId, Segment>,
     /// The sum over the segments.
     existing: Bytes,
+    /// The sum over those that are back and not yet free by the books.
+    back: Bytes,
+    /// What was made anew for segments of which nobody knows yet whether they are back.
+    anew: Bytes,
     /// The sum over the chunks that the broker has handles of.
     handled: Bytes,
     /// With NVML only.
@@ -72,27 +87,6 @@ pub struct CudaDevice {
     usable: Bytes,
     /// What is not leased, where it is kept.
     hold: Option<Hold>,
-}
-
-#[derive(Debug)]
-struct Segment {
-    bytes: Bytes,
-    memory: Memory,
-    /// When it was taken back.
-    since: Option<Instant>,
-    search: Option<Search>,
-}
-
-#[derive(Debug)]
-enum Memory {
-    /// Ours, with what its first descriptor is known by in `/proc`.
-    Chunks(Vec<Allocation>, Option<Identity>),
-    /// Of the exporter with this pid.
-    Exported(Pid),
-    /// The exporter was told to free it, at this standing.
-    Ordered(Pid, Option<Standing>),
-    /// Given up.
-    Released(Option<Identity>),
 }
 
 /// Whether the canary is run when a device is opened.
@@ -133,7 +127,7 @@ impl CudaDevice {
             Description { kind: Kind::Cuda, uuid, name, total, overhead_estimate: OVERHEAD_ESTIMATE };
         let balance = reading.ok().map(|reading| Balance::new(Standing::new(&reading, Bytes::ZERO)));
         let (program, exporter, read_at, gauge) = (program, None, Instant::now(), Arc::default());
-        let (segments, existing, handled) = Default::default();
+        let (segments, existing, back, anew, handled) = Default::default();
         Ok(Self {
             description,
             card,
@@ -143,6 +137,8 @@ impl CudaDevice {
             exporter,
             segments,
             existing,
+            back,
+            anew,
             handled,
             balance,
             read_at,
@@ -199,10 +195,15 @@ impl CudaDevice {
     }
 
     fn add(&mut self, id: SegmentId, bytes: Bytes, memory: Memory) {
-        let known = self.segments.insert(id, Segment { bytes, memory, since: None, search: None });
+        let known = self.segments.insert(id, Segment::new(bytes, memory));
         assert!(known.is_none(), "segment {id} is made twice");
         self.existing = self.existing.checked_add(bytes).expect("it was admitted");
-        self.gauge.set(self.existing);
+        self.show();
+    }
+
+    /// Shows what exists on the card; what is back exists in the books alone.
+    fn show(&self) {
+        self.gauge.set(self.existing.saturating_sub(self.back));
     }
 
     /// Whether so much is free that it only needs other pieces, as far as anybody can tell.
@@ -240,9 +241,9 @@ impl CudaDevice {
     }
 
     /// Handles of pieces of a segment were given up.
-    fn released(&mut self, id: SegmentId, pieces: &[Bytes], before: Option<Standing>) {
+    fn released(&mut self, id: SegmentId, pieces: &[(Bytes, Return)], passage: &Passage) {
         if let Some(balance) = &mut self.balance {
-            pieces.iter().for_each(|bytes| balance.released(id, *bytes, before.clone()));
+            balance.released(id, pieces, passage);
         }
         self.look();
     }
@@ -265,7 +266,10 @@ impl CudaDevice {
     fn forget(&mut self, id: SegmentId) {
         let segment = self.segments.remove(&id).expect("it was proven a moment ago");
         self.existing = self.existing.checked_sub(segment.bytes).expect("it was counted when it was made");
-        self.gauge.set(self.existing);
+        if segment.back.is_some() {
+            self.back = self.back.checked_sub(segment.bytes).expect("it was counted when it came back");
+        }
+        self.show();
     }
 
     /// Not yet, or overdue with those who may have it.
@@ -311,19 +315,14 @@ impl Device for CudaDevice {
     fn reclaim(&mut self, id: SegmentId) {
         let gauge = Arc::clone(&self.gauge);
         let _changing = gauge.changing();
-        let before = self.standing();
+        let before = (0..STANDS_TRIES).find_map(|_| self.standing());
         let segment = self.segments.get_mut(&id).expect("only what was made is taken back");
         assert!(segment.since.is_none(), "segment {id} is taken back twice");
         segment.since = Some(Instant::now());
-        let bytes = segment.bytes;
         match std::mem::replace(&mut segment.memory, Memory::Released(None)) {
             Memory::Chunks(chunks, identity) => {
                 segment.memory = Memory::Released(identity);
-                let (free, pieces) = (self.free(), chunks.iter().map(Allocation::bytes).collect::<Vec<_>>());
-                chunks::release(chunks);
-                self.handled = self.handled.checked_sub(bytes).expect("it was handled");
-                self.make_anew(bytes, free);
-                self.released(id, &pieces, before);
+                self.give_up(id, chunks, before);
             }
             Memory::Exported(exporter) => self.order_free(id, exporter, before),
             Memory::Ordered(..) | Memory::Released(_) => unreachable!("it was not taken back before"),
@@ -335,21 +334,31 @@ impl Device for CudaDevice {
         let _changing = gauge.changing();
         let segment = self.segments.get(&id).expect("only what was made is proven");
         assert!(segment.since.is_some(), "segment {id} is proven before it is taken back");
-        if self.is_given_up(id) && self.is_back(id) {
-            self.forget(id);
-            self.settle();
-            return Proof::Freed;
+        if segment.back.is_none() && self.is_given_up(id) && self.is_back(id) {
+            self.came_back(id);
         }
-        self.yield_what_is_not_back();
-        self.outstanding(id)
+        let Some(back) = self.segments[&id].back else {
+            let proof = self.outstanding(id);
+            self.yield_what_is_not_back(id, &proof);
+            return proof;
+        };
+        if !self.is_made_up_for(id, back) {
+            return Proof::NotYet;
+        }
+        self.forget(id);
+        self.settle();
+        Proof::Freed
     }
 
     fn gauge(&self) -> Arc<Gauge> {
         Arc::clone(&self.gauge)
     }
 
-    fn handed(&mut self, segment: SegmentId, process: Pid) {
-        self.consumer(segment, process);
+    fn handed(&mut self, id: SegmentId, process: Pid) {
+        if let Some(segment) = self.segments.get_mut(&id) {
+            segment.given.insert(process);
+        }
+        self.consumer(id, process);
     }
 
     fn cover(&mut self, cover: Cover) {

@@ -18,68 +18,34 @@
 //! Other processes' allocations and frees show in `used` and in their list alike and cancel out.
 //!
 //! - **At the release**: readings just before and just after. No list grew by b or more, and
-//!   `unlisted` did not grow: it is back. A list that did grow names the holder.
+//!   `unlisted` did not grow: it is back. A list that did grow names the holder, unless its process
+//!   only took what had come free: an allocation comes free whole or not at all, so if the broker saw
+//!   any of it come free, nobody has it ([`Return`]).
 //! - **Later**: a holder has let go when its list has shrunk by b or it is gone. Of the segments
 //!   without a holder as many bytes are back as `unlisted` is below what it would be with all of
 //!   them in it, counted from a [floor](super::floor): `unlisted` when nothing was on its way.
 //!
-//! It is advice, not possession. Bytes are bytes here: a process that keeps a segment and frees as
-//! much memory of its own at that moment passes for having let go (what it keeps then counts as
-//! its own use, which the witness charges to it), and unlisted memory of strangers that comes or
-//! goes meanwhile shifts the floor. Without a list `unlisted` holds everybody's use, and others'
-//! allocations delay the proof while their frees can feign it.
+//! It is advice, not possession; that is the [hold](super::held)'s. Bytes are bytes here: a process
+//! that keeps a segment and frees as much memory of its own at that moment passes for having let go
+//! (what it keeps then counts as its own use, which the witness charges to it), and unlisted memory of
+//! strangers that comes or goes meanwhile shifts the floor. Without a list `unlisted` holds
+//! everybody's use, and others' allocations delay the proof while their frees can feign it.
+//!
+//! **In doubt.** One who takes a whole piece in the instant in which it comes free shows the same
+//! figures as one who has it mapped. Who was given the segment is believed to have it. Of others it
+//! depends: with room on the card nobody has to wait for that instant, so he has it; on a card that
+//! has none he allocated it, but only up to an [amount](Doubts), so that nobody who passes
+//! descriptors on gains more than that by it. Beyond it the segment stays with him.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use gpulease_words::{Bytes, Pid, SegmentId};
 
+use super::doubts::Doubts;
+use super::drain::{Drain, Missing, Passage, Place, Return, listed};
 use super::floor::{Above, Floor};
-use crate::witness::{ProcessUse, Reading};
-
-/// A reading, brought to what matters here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// Negative where the card counts the memory of two importers twice.
-    unlisted: i64,
-    listed: BTreeMap<Pid, Bytes>,
-}
-
-impl Standing {
-    /// The standing at a reading, while the broker had handles of `handled` bytes. Those would be on its own list if
-    /// its process had a context, as one that a broker is embedded in may have; so that list is left out.
-    pub(super) fn new(reading: &Reading, handled: Bytes) -> Self {
-        let own = Pid::new(std::process::id());
-        let uses = reading.processes.iter().flatten().filter(|process| process.pid != own);
-        let listed: BTreeMap<Pid, Bytes> = uses.map(|&ProcessUse { pid, bytes }| (pid, bytes)).collect();
-        let unlisted =
-            signed(reading.used) - listed.values().map(|b| signed(*b)).sum::<i64>() - signed(handled);
-        Self { unlisted, listed }
-    }
-
-    /// The processes whose use is at least this.
-    fn at_least(&self, bytes: Bytes) -> BTreeSet<Pid> {
-        self.listed.iter().filter(|(_, used)| **used >= bytes).map(|(pid, _)| *pid).collect()
-    }
-
-    /// The processes whose use has grown by at least this.
-    fn grown(&self, earlier: &Self, bytes: Bytes) -> BTreeSet<Pid> {
-        self.listed.keys().copied().filter(|pid| self.growth_since(earlier, *pid) >= bytes).collect()
-    }
-
-    /// By how much a process's use is above what it was.
-    fn growth_since(&self, earlier: &Self, pid: Pid) -> Bytes {
-        self.of(pid).saturating_sub(earlier.of(pid))
-    }
-
-    fn of(&self, pid: Pid) -> Bytes {
-        self.listed.get(&pid).copied().unwrap_or_default()
-    }
-}
-
-fn signed(bytes: Bytes) -> i64 {
-    i64::try_from(bytes.get()).expect("no card has 2^63 bytes")
-}
+use super::standing::{Standing, signed};
 
 /// The book of segments that are on their way back.
 #[derive(Debug)]
@@ -90,40 +56,38 @@ pub(super) struct Balance {
     latest: Standing,
     /// What each holder used when a segment was last found with it, or was last let go.
     levels: BTreeMap<Pid, Bytes>,
-}
-
-#[derive(Debug)]
-struct Drain {
-    segment: SegmentId,
-    bytes: Bytes,
-    place: Place,
-}
-
-/// Where a segment's bytes are.
-#[derive(Debug, PartialEq, Eq)]
-enum Place {
-    /// Not looked for yet; the standing before the release.
-    Unseen(Option<Standing>),
-    /// On these processes' lists.
-    Listed(BTreeSet<Pid>),
-    /// On no list, or back.
-    Unlisted,
-    Back,
+    doubts: Doubts,
 }
 
 impl Balance {
     /// A book that starts with nothing on its way.
     pub(super) fn new(start: Standing) -> Self {
-        Self { floor: floor(&start), drains: Vec::new(), latest: start, levels: BTreeMap::new() }
+        let (drains, levels, doubts) = Default::default();
+        Self { floor: floor(&start), drains, latest: start, levels, doubts }
     }
 
-    /// The handle of a segment, or of a piece of it, was given up, just after this standing was read if there is one; the next reading
-    /// says where its bytes went.
-    pub(super) fn released(&mut self, segment: SegmentId, bytes: Bytes, before: Option<Standing>) {
-        if let (true, Some(before)) = (self.drains.is_empty(), &before) {
+    /// So many bytes are credited in doubt from now on.
+    pub(super) fn doubt_at_most(&mut self, bytes: Bytes) {
+        self.doubts.most = bytes;
+    }
+
+    /// The handles of a segment's pieces were given up; the next reading says where their bytes went.
+    pub(super) fn released(&mut self, segment: SegmentId, pieces: &[(Bytes, Return)], passage: &Passage) {
+        let Passage { before, given } = passage;
+        if let (true, Some(before)) = (self.drains.is_empty(), before) {
             self.floor = floor(before);
         }
-        self.drains.push(Drain { segment, bytes, place: Place::Unseen(before) });
+        for &(bytes, came) in pieces {
+            let place = Place::Unseen(before.clone());
+            self.drains.push(Drain {
+                segment,
+                bytes,
+                place,
+                came,
+                missing: Missing::Perhaps,
+                given: given.clone(),
+            });
+        }
     }
 
     /// The exporter that had a segment is gone, at a time that nobody saw: any process that uses so much may have it,
@@ -131,17 +95,26 @@ impl Balance {
     pub(super) fn lost(&mut self, segment: SegmentId, bytes: Bytes, own: &BTreeSet<Pid>) {
         let holders = &self.latest.at_least(bytes) - own;
         self.levels.extend(holders.iter().map(|pid| (*pid, self.latest.of(*pid))));
-        self.drains.push(Drain { segment, bytes, place: listed(holders) });
+        self.drains.push(Drain {
+            segment,
+            bytes,
+            place: listed(holders),
+            came: Return::Unknown,
+            missing: Missing::Perhaps,
+            given: BTreeSet::new(),
+        });
     }
 
     /// The card was read anew.
     pub(super) fn read(&mut self, now: Instant, standing: Standing) {
         self.look_at_holders(&standing);
+        self.doubts.settle(&standing);
+        self.look_at_allocators(&standing);
         // What of a list's growth is a piece before it of the same segment.
         let mut found: BTreeMap<SegmentId, Bytes> = BTreeMap::new();
         for drain in &mut self.drains {
             let before_it = found.entry(drain.segment).or_default();
-            if let Some(holders) = drain.find(&standing, &self.latest, *before_it) {
+            if let Some(holders) = drain.find(&standing, &self.latest, *before_it, &mut self.doubts) {
                 if !holders.is_empty() {
                     *before_it = before_it.saturating_add(drain.bytes);
                 }
@@ -175,6 +148,23 @@ impl Balance {
         }
     }
 
+    /// Who was never given a segment and was believed to have it may turn out to be one who allocates: he goes on, or
+    /// the card is full by now.
+    fn look_at_allocators(&mut self, now: &Standing) {
+        if self.drains.iter().any(|drain| matches!(drain.place, Place::Unseen(_))) {
+            // What he has more may be those.
+            return;
+        }
+        for drain in &mut self.drains {
+            let Some(pid) = drain.doubtful_holder() else { continue };
+            let goes_on = self.levels.get(&pid).is_some_and(|level| now.of(pid) > *level);
+            let free = if goes_on { Bytes::ZERO } else { now.free };
+            if self.doubts.allocated(pid, drain.bytes, free) {
+                drain.place = drain.elsewhere();
+            }
+        }
+    }
+
     /// Credits, newest first, what of the unlisted segments can't lie in what is above the floor. Which those are.
     fn credit(&mut self, above: Above) -> BTreeSet<SegmentId> {
         let sizes = self.unlisted_drains();
@@ -197,8 +187,13 @@ impl Balance {
         for (pid, used) in &now.listed {
             let still_gone = |drain: &&mut Drain| drain.place == Place::Back && gone.contains(&drain.segment);
             let mut gone: Vec<&mut Drain> = self.drains.iter_mut().filter(still_gone).collect();
-            let (taken, rest) = picked(&mut gone, now.growth_since(&self.latest, *pid));
-            if rest.is_zero() && !taken.is_empty() {
+            let grown = now.growth_since(&self.latest, *pid);
+            let (taken, rest) = picked(&mut gone, grown);
+            let was_given = taken.iter().any(|drain| drain.given.contains(pid));
+            if rest.is_zero()
+                && !taken.is_empty()
+                && (was_given || !self.doubts.allocated(*pid, grown, self.latest.free))
+            {
                 taken.into_iter().for_each(|drain| drain.place = Place::Listed([*pid].into()));
                 self.levels.insert(*pid, *used);
             }
@@ -250,32 +245,6 @@ impl Balance {
     }
 }
 
-impl Drain {
-    /// Looks for the first time where the bytes are; the holders, if there are any.
-    fn find(&mut self, now: &Standing, latest: &Standing, before_it: Bytes) -> Option<BTreeSet<Pid>> {
-        let Place::Unseen(before) = &self.place else { return None };
-        let in_time = before.is_some();
-        let before = before.as_ref().unwrap_or(latest);
-        let holders = now.grown(before, self.bytes.saturating_add(before_it));
-        let is_back = holders.is_empty() && in_time && now.unlisted <= before.unlisted;
-        self.place = if is_back { Place::Back } else { listed(holders.clone()) };
-        Some(holders)
-    }
-
-    fn is_with(&self, pid: Pid) -> bool {
-        matches!(&self.place, Place::Listed(holders) if holders.contains(&pid))
-    }
-
-    fn leave(&mut self, pid: Pid) {
-        if let Place::Listed(holders) = &mut self.place {
-            holders.remove(&pid);
-            if holders.is_empty() {
-                self.place = Place::Unlisted;
-            }
-        }
-    }
-}
-
 /// The largest of these that together fit into so many bytes, and what is left of those.
 fn picked<'a>(drains: &mut Vec<&'a mut Drain>, bytes: Bytes) -> (Vec<&'a mut Drain>, Bytes) {
     drains.sort_by_key(|drain| std::cmp::Reverse(drain.bytes));
@@ -293,14 +262,11 @@ fn floor(standing: &Standing) -> Floor {
     Floor::at(standing.unlisted, standing.listed.len())
 }
 
-fn listed(holders: BTreeSet<Pid>) -> Place {
-    if holders.is_empty() { Place::Unlisted } else { Place::Listed(holders) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::floor::SETTLED_AFTER;
     use super::*;
+    use crate::witness::{ProcessUse, Reading};
     use gpulease_words::{gib, mib};
     use std::time::Duration;
 
@@ -317,6 +283,8 @@ mod tests {
         listed: BTreeMap<Pid, Bytes>,
         handled: Bytes,
         now: Instant,
+        /// What is not free beside that.
+        base: Bytes,
     }
 
     impl Bench {
@@ -326,11 +294,13 @@ mod tests {
             let listed = [(JOB, CONTEXT)].into();
             let unlisted = mib(8);
             let start = standing(unlisted, &listed, handled);
-            Self { balance: Balance::new(start), unlisted, listed, handled, now: Instant::now() }
+            let (balance, now, base) = (Balance::new(start), Instant::now(), Bytes::ZERO);
+            Self { balance, unlisted, listed, handled, now, base }
         }
 
         fn standing(&self) -> Standing {
-            standing(self.unlisted, &self.listed, self.handled)
+            let standing = standing(self.unlisted, &self.listed, self.handled);
+            Standing { free: standing.free.saturating_sub(self.base), ..standing }
         }
 
         /// The broker gives its handle up; `change` is what the card shows for it.
@@ -338,7 +308,18 @@ mod tests {
             let before = self.standing();
             self.handled = self.handled.checked_sub(bytes).expect("it was handled");
             change(self);
-            self.balance.released(segment, bytes, Some(before));
+            let passage = Passage { before: Some(before), ..Passage::default() };
+            self.balance.released(segment, &[(bytes, Return::Unknown)], &passage);
+            self.read();
+        }
+
+        /// As [`Self::release`] on a card on which so much is free, while the broker sees so much come free.
+        fn release_seen(&mut self, free: Bytes, came: Return, change: impl FnOnce(&mut Self)) {
+            let before = Standing { free, ..self.standing() };
+            self.handled = self.handled.checked_sub(mib(64)).expect("it was handled");
+            change(self);
+            let passage = Passage { before: Some(before), given: [JOB].into() };
+            self.balance.released(A, &[(mib(64), came)], &passage);
             self.read();
         }
 
@@ -346,7 +327,9 @@ mod tests {
             let (before, bytes) = (self.standing(), pieces.iter().copied().sum());
             self.handled = self.handled.checked_sub(bytes).expect("it was handled");
             change(self);
-            pieces.iter().for_each(|bytes| self.balance.released(segment, *bytes, Some(before.clone())));
+            let passage = Passage { before: Some(before), ..Passage::default() };
+            let pieces: Vec<_> = pieces.iter().map(|bytes| (*bytes, Return::Unknown)).collect();
+            self.balance.released(segment, &pieces, &passage);
             self.read();
         }
 
@@ -385,8 +368,113 @@ mod tests {
 
     fn standing(unlisted: Bytes, listed: &BTreeMap<Pid, Bytes>, handled: Bytes) -> Standing {
         let used = [unlisted, listed.values().copied().sum(), handled].into_iter().sum();
+        Standing::new(&reading(used, listed), handled)
+    }
+
+    fn reading(used: Bytes, listed: &BTreeMap<Pid, Bytes>) -> Reading {
         let processes = listed.iter().map(|(pid, bytes)| ProcessUse { pid: *pid, bytes: *bytes });
-        Standing::new(&Reading { used, usable: gib(140), processes: Some(processes.collect()) }, handled)
+        Reading { used, usable: gib(140), processes: Some(processes.collect()) }
+    }
+
+    /// An allocation comes free whole or not at all: who takes all but a rest of it was no holder.
+    #[test]
+    fn who_takes_what_came_free_is_no_holder() {
+        for (came, taken) in [(Return::Whole, mib(64)), (Return::Part, mib(66)), (Return::Part, gib(1))] {
+            let mut bench = Bench::new(&[mib(64)]);
+            bench.listed.insert(OTHER, CONTEXT);
+            bench.release_seen(gib(2), came, |card| card.list(OTHER, taken));
+            assert_eq!(bench.balance.holders(A), []);
+            assert!(bench.is_back(A));
+        }
+    }
+
+    /// A member that was given it has it, whatever somebody saw, and whoever else takes as much.
+    #[test]
+    fn who_was_given_it_and_has_more_by_as_much_is_its_holder() {
+        for came in [Return::Whole, Return::Part, Return::Nothing, Return::Unknown] {
+            let mut bench = Bench::new(&[mib(64)]);
+            bench.balance.doubt_at_most(gib(1));
+            bench.listed.insert(OTHER, CONTEXT);
+            bench.release_seen(Bytes::ZERO, came, |card| {
+                card.list(JOB, mib(64));
+                card.list(OTHER, mib(64));
+            });
+            assert!(!bench.is_back(A));
+            assert_eq!(bench.balance.holders(A), [JOB]);
+            bench.change(|card| card.unlist(JOB, mib(64)));
+            assert!(bench.is_back(A));
+        }
+    }
+
+    /// Nothing was seen of it, and somebody has more by as much who was never given it.
+    #[test]
+    fn in_doubt_it_depends_on_what_was_free_and_how_much_was_in_doubt_before() {
+        let holders = |free, most| {
+            let mut bench = Bench::new(&[mib(64)]);
+            bench.balance.doubt_at_most(most);
+            bench.listed.insert(OTHER, CONTEXT);
+            bench.release_seen(free, Return::Nothing, |card| card.list(OTHER, mib(64)));
+            (bench.balance.holders(A), bench.is_back(A))
+        };
+        assert_eq!(holders(mib(62), mib(64)), (vec![], true), "he was waiting for it");
+        assert_eq!(holders(mib(64), mib(64)), (vec![OTHER], false), "he could have had as much before");
+        assert_eq!(holders(mib(62), mib(62)), (vec![OTHER], false), "too much is in doubt");
+    }
+
+    /// He takes what is free at the moment at which a segment comes free, and does not end with that.
+    #[test]
+    fn who_goes_on_allocating_or_fills_the_card_had_it_not() {
+        let grown: fn(&mut Bench) = |card| card.list(OTHER, mib(2));
+        let full: fn(&mut Bench) = |card| card.base = gib(140);
+        for change in [grown, full] {
+            let mut bench = Bench::new(&[mib(64)]);
+            bench.balance.doubt_at_most(gib(1));
+            bench.listed.insert(OTHER, CONTEXT);
+            bench.release_seen(gib(2), Return::Nothing, |card| card.list(OTHER, mib(512)));
+            bench.read();
+            assert!(!bench.is_back(A), "he may have it");
+            bench.change(change);
+            assert!(bench.is_back(A));
+        }
+    }
+
+    /// What is passed on twice is not taken for what its holder allocates.
+    #[test]
+    fn who_has_two_segments_that_he_was_not_given_has_them_both() {
+        let mut bench = Bench::new(&[mib(64), mib(2)]);
+        bench.balance.doubt_at_most(gib(1));
+        bench.listed.insert(OTHER, CONTEXT);
+        bench.release_seen(gib(2), Return::Nothing, |card| card.list(OTHER, mib(64)));
+        bench.release(B, mib(2), |card| card.list(OTHER, mib(2)));
+        bench.read();
+        assert!(!bench.is_back(A) && !bench.is_back(B));
+    }
+
+    /// A holder lets go late, and somebody on a full card takes just that.
+    #[test]
+    fn who_takes_what_is_let_go_on_a_full_card_is_no_heir() {
+        for (free, heirs) in [(mib(62), vec![]), (mib(64), vec![OTHER])] {
+            let mut bench = Bench::new(&[mib(64)]);
+            bench.balance.doubt_at_most(gib(1));
+            bench.listed.insert(OTHER, CONTEXT);
+            bench.release_seen(free, Return::Nothing, |card| card.list(JOB, mib(64)));
+            bench.balance.latest.free = free;
+            bench.change(|card| {
+                card.unlist(JOB, mib(64));
+                card.list(OTHER, mib(64));
+            });
+            assert_eq!(bench.balance.holders(A), heirs);
+        }
+    }
+
+    #[test]
+    fn what_came_whole_is_back_though_the_card_did_not_stand_still() {
+        let mut bench = Bench::new(&[mib(64)]);
+        bench.handled = Bytes::ZERO;
+        bench.list(JOB, gib(1));
+        bench.balance.released(A, &[(mib(64), Return::Whole)], &Passage::default());
+        bench.read();
+        assert!(bench.is_back(A));
     }
 
     #[test]
@@ -577,7 +665,7 @@ mod tests {
         let mut bench = Bench::new(&[gib(1)]);
         bench.handled = Bytes::ZERO;
         bench.list(JOB, gib(1));
-        bench.balance.released(A, gib(1), None);
+        bench.balance.released(A, &[(gib(1), Return::Unknown)], &Passage::default());
         bench.read();
         assert_eq!(bench.balance.holders(A), [JOB]);
         bench.change(|card| card.unlist(JOB, gib(1)));
@@ -608,7 +696,11 @@ mod tests {
         let before = Standing::new(&reading(gib(8)), gib(8));
         let after = Reading { used: gib(1), ..reading(Bytes::ZERO) };
         bench.balance = Balance::new(before.clone());
-        bench.balance.released(A, gib(8), Some(before));
+        bench.balance.released(
+            A,
+            &[(gib(8), Return::Unknown)],
+            &Passage { before: Some(before), ..Passage::default() },
+        );
         bench.balance.read(bench.now, Standing::new(&after, Bytes::ZERO));
         assert!(bench.is_back(A));
     }
@@ -618,7 +710,11 @@ mod tests {
         let silent = |used| Standing::new(&Reading { used, usable: gib(140), processes: None }, Bytes::ZERO);
         let handled = Standing::new(&Reading { used: gib(9), usable: gib(140), processes: None }, gib(8));
         let mut balance = Balance::new(handled.clone());
-        balance.released(A, gib(8), Some(handled));
+        balance.released(
+            A,
+            &[(gib(8), Return::Unknown)],
+            &Passage { before: Some(handled), ..Passage::default() },
+        );
         balance.read(Instant::now(), silent(gib(9)));
         assert!(!balance.take_if_back(A));
         balance.read(Instant::now(), silent(gib(1)));

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use gpulease_words::{Bytes, Pid, SegmentId};
 
-use super::balance::Standing;
+use super::drain::{Passage, Return};
+use super::standing::Standing;
 use super::{CudaDevice, Memory};
 use crate::device::{Handover, IpcHandle};
 use crate::exporter::{Exporter, Trouble};
@@ -73,13 +74,13 @@ impl CudaDevice {
     /// Whether the broker itself has nothing of a segment any more; an exporter is asked for its answer.
     pub(super) fn is_given_up(&mut self, id: SegmentId) -> bool {
         let segment = self.segments.get_mut(&id).expect("only what was made is proven");
-        let bytes = segment.bytes;
+        let (bytes, given) = (segment.bytes, segment.given.clone());
         let Memory::Ordered(exporter, before) = &mut segment.memory else { return true };
         let (exporter, before) = (*exporter, before.take());
         match self.exporter_of(exporter).map(|exporter| exporter.has_freed(id)) {
             Some(Ok(true)) => {
                 self.set_memory(id, Memory::Released(None));
-                self.released(id, &[bytes], before);
+                self.released(id, &[(bytes, Return::Unknown)], &Passage { before, given });
                 true
             }
             Some(Ok(false)) => {

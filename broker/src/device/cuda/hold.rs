@@ -23,6 +23,9 @@ use crate::device::{CHUNKS_MAX, Cover};
 /// Of a segment's pieces, for what is made anew.
 const MADE_MAX: usize = 16;
 
+/// How often pieces are melted for one segment. Each time somebody else has to be faster.
+const TAKES_MAX: usize = 16;
+
 /// Room grows into the hold only after it has been there so long: a context that was seen half made is not done.
 const GROWS_AFTER: Duration = Duration::from_secs(1);
 
@@ -172,6 +175,14 @@ impl Hold {
         }
     }
 
+    /// Makes so many bytes that just went back to the driver, at once: in one piece where there are such pieces.
+    pub(super) fn make_again(&mut self, bytes: Bytes) {
+        let made = SIZES.iter().position(|size| *size == bytes).map_or(0, |place| self.make(place, 1));
+        if made == 0 {
+            self.grow(bytes);
+        }
+    }
+
     /// Makes pieces of a size until the driver refuses; says how many.
     fn make(&mut self, place: usize, pieces: u64) -> u64 {
         for made in 0..pieces {
@@ -197,12 +208,24 @@ impl Hold {
         self.grow(choice.rest());
     }
 
-    /// Pieces for a segment of so many bytes, in address order. What is made anew is made before anything is given back
-    /// for it where the headroom has room, so that nobody can get in between.
+    /// Pieces for a segment of so many bytes, in address order. Where somebody takes what was to be made anew, it is
+    /// tried again as long as the hold has enough.
     ///
     /// # Errors
     /// What the driver says; then nothing of the hold is lost but what somebody else was faster to take.
     pub(super) fn take(&mut self, bytes: Bytes) -> Result<Vec<Piece>, CudaError> {
+        for _ in 1..TAKES_MAX {
+            match self.try_to_take(bytes) {
+                Err(error) if error.is_out_of_memory() && self.bytes() >= bytes => {}
+                outcome => return outcome,
+            }
+        }
+        self.try_to_take(bytes)
+    }
+
+    /// What is made anew is made before anything is given back for it where the headroom has room, so that nobody can
+    /// get in between.
+    fn try_to_take(&mut self, bytes: Bytes) -> Result<Vec<Piece>, CudaError> {
         let choice = self.stock().choose(bytes, (CHUNKS_MAX - MADE_MAX) as u64);
         let made = match self.make_anew(choice.made, choice.melted) {
             Ok(made) => made,
@@ -264,20 +287,15 @@ impl Hold {
         }
     }
 
-    /// So many pieces of one size become as many bytes in pieces of another.
+    /// So many pieces of one size become as many bytes in pieces of another, where the headroom has room for both:
+    /// else somebody could get in between.
     fn exchange(&mut self, from: usize, pieces: u64, to: usize) {
         let bytes = SIZES[from].checked_mul(pieces).expect("it is within the hold");
         let wanted = bytes.get() / SIZES[to].get();
         let made = self.make(to, wanted);
         let mut old = Stock::default();
-        old.0[from] = pieces;
+        (old.0[from], old.0[to]) = if made == wanted { (pieces, 0) } else { (0, made) };
         self.give_back(old);
-        let missing = SIZES[to].checked_mul(wanted - made).expect("it is within the hold");
-        if !missing.is_zero() {
-            let made = self.make(to, wanted - made);
-            let short = missing.saturating_sub(SIZES[to].checked_mul(made).expect("it is within the hold"));
-            self.grow(short);
-        }
     }
 
     /// Makes some descriptors ahead of time; says whether there are more to make.
