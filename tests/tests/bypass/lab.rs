@@ -48,6 +48,9 @@ pub(crate) const WAYS: [&str; 19] = [
     "heap",
 ];
 
+/// Of these a card takes the memory when code first uses it; the stand-in takes it at once.
+pub(crate) const LAZY: [&str; 3] = ["variable", "library-variable", "heap"];
+
 /// One more, which drivers may have given up: `cuMemAlloc` as it was when addresses had 32 bits. What it gives can't be
 /// given back.
 pub(crate) const OLD_FORM: &str = "old-form";
@@ -74,6 +77,11 @@ impl Card {
 
     pub(crate) fn of(gpu: Gpu) -> Self {
         Self { watcher: Puppet::start(&gpu), gpu }
+    }
+
+    /// Whether a way takes its memory at once on this card.
+    pub(crate) fn takes_at_once(&self, way: &str) -> bool {
+        matches!(self.gpu, Gpu::Standin(_)) || !LAZY.contains(&way)
     }
 
     /// What is used of the card, whoever uses it.

@@ -4,7 +4,7 @@ use gpulease_tests::proc::eventually;
 use gpulease_tests::puppet::Puppet;
 use gpulease_words::mib;
 
-use super::lab::{DOORS, Lab, OLD_FORM, STEP, WAYS, code};
+use super::lab::{DOORS, LAZY, Lab, OLD_FORM, STEP, WAYS, code};
 
 const NOT_PERMITTED: u32 = 800;
 const NOT_SUPPORTED: u32 = 801;
@@ -13,10 +13,6 @@ const OUT_OF_MEMORY: u32 = 2;
 /// Ways whose memory comes from the broker, which can be taken back. It is in the ledger before the program has it; what
 /// the driver gives the broker sees when it looks next.
 const SERVED: [&str; 7] = ["alloc", "pitch", "create", "create-many", "async", "default-pool", "own-pool"];
-/// Ways whose memory is not asked for as such: what code brings along, and what a context keeps for kernels. It is in the
-/// books at least, as a context is.
-const MEASURED: [&str; 3] = ["variable", "library-variable", "heap"];
-
 /// HAMi-core#79: some allocation calls were not counted. Here what the card gave is in the ledger, within one step,
 /// or the call was refused with an error that programs know.
 #[test]
@@ -45,7 +41,7 @@ fn field_01_what_is_taken_by_any_way_is_in_the_ledger() {
 
 /// Takes 64 MiB and gives them back.
 fn counted(lab: &Lab, guest: &Puppet, way: &str) -> Result<(), String> {
-    let booked = || if MEASURED.contains(&way) { lab.on_books() } else { lab.charged() };
+    let booked = || if LAZY.contains(&way) { lab.on_books() } else { lab.charged() };
     let (used, before, charged) = (lab.card.used(), booked(), lab.charged());
     match code(guest.ask(&format!("take {way} 64MiB"))) {
         Err(NOT_PERMITTED | NOT_SUPPORTED) if !SERVED.contains(&way) => {
@@ -97,7 +93,7 @@ fn more_than_the_budget_is_refused_by_every_way_through_every_door() {
         for door in DOORS {
             let guest = lab.leased("256MiB", door);
             drop(guest.ask("launch 1"));
-            for way in WAYS.into_iter().filter(|way| !MEASURED.contains(way)) {
+            for way in WAYS.into_iter().filter(|way| !LAZY.contains(way)) {
                 let used = lab.card.used();
                 let answer = code(guest.ask(&format!("take {way} 320MiB")));
                 let more = lab.card.used().saturating_sub(used);
