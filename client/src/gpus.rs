@@ -27,6 +27,12 @@ impl Gpus {
         contexts.insert(device.id, context.clone());
         Ok(context)
     }
+
+    /// Gives the claim up; the next segment makes another.
+    pub(crate) fn forget(&self, device: DeviceId) {
+        let gone = self.contexts.lock().unwrap_or_else(PoisonError::into_inner).remove(&device);
+        drop(gone);
+    }
 }
 
 fn retain(device: &Device) -> Result<Context, MapError> {

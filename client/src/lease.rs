@@ -211,6 +211,16 @@ impl Lease {
         self.state.bring_others_home().await
     }
 
+    /// Gives up what the library has in the device's primary context, for a program that is about to reset that context
+    /// (`cuDevicePrimaryCtxReset`). Segments on the device have to be dropped before; the next one makes all anew.
+    pub fn forget_context(&self, device: DeviceId) {
+        let session = self.state.session();
+        if !self.state.is_forked() {
+            session.lanes.forget(device);
+            session.gpus.forget(device);
+        }
+    }
+
     /// Never to be suspended from now on, since something that knows of no suspension uses its memory.
     ///
     /// # Errors

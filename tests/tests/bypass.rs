@@ -9,3 +9,4 @@ mod failures;
 mod lab;
 mod leased;
 mod processes;
+mod turns;

@@ -141,8 +141,8 @@ async fn speak_of_unused(client: &Client, lease: &Lease, time: Duration) {
     if ours.is_some_and(|status| !status.used) {
         let (id, time) = (lease.id(), DurationText(time));
         output::say(&format!(
-            "after {time} no process of the program has claimed memory of {id}: what it uses, it takes from outside the broker. \
-             A program claims leased memory through the gpulease library"
+            "after {time} no process of the program has claimed memory of {id}: it uses no GPU yet, or takes what it uses \
+             from outside the broker (docs/preload.md says which programs can't be helped)"
         ));
     }
 }

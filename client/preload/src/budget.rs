@@ -1,7 +1,7 @@
 //! What the program is told of the card's memory: its lease, and nothing of what others do on the card.
 //!
-//! The total is the lease's limit. Free is the limit less the segments that this process has, so that an allocation of
-//! all that is free fits.
+//! The total is the lease's limit. Free is the limit less the segments that this process has and less what counts beside
+//! them, so that an allocation of all that is free fits.
 
 use std::env::var_os;
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -110,7 +110,8 @@ pub(crate) unsafe fn nvml_v2(device: *mut c_void, memory: *mut NvmlMemoryV2) -> 
 fn of_device(job: &Job, number: c_int) -> Option<Figures> {
     let device = job.device(number)?;
     let total = job.limit();
-    Some(Figures { free: total.saturating_sub(job.held(device.id)), total })
+    let taken = [job.held(device.id), job.charges.on(number), job.pools.of_driver(number)];
+    Some(Figures { free: total.saturating_sub(taken.into_iter().sum()), total })
 }
 
 /// What NVML's device seems to have. Programs look before they start CUDA: then by what the environment tells.

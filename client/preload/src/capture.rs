@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::code::{Code, SUCCESS};
 use crate::driver;
 use crate::entries::real;
+use crate::pools;
 
 static STREAMS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
@@ -70,6 +71,18 @@ fn ended(stream: *mut c_void, code: Code) -> Code {
         change(|streams| streams.remove(&(stream as usize)));
     }
     code
+}
+
+/// `cuStreamSynchronize`
+pub(crate) unsafe fn wait(stream: *mut c_void) -> Code {
+    // SAFETY: the caller's argument, passed on.
+    pools::after_wait(unsafe { real::cuStreamSynchronize(stream) })
+}
+
+/// `cuStreamSynchronize` of the thread's own default stream.
+pub(crate) unsafe fn wait_per_thread(stream: *mut c_void) -> Code {
+    // SAFETY: the caller's argument, passed on.
+    pools::after_wait(unsafe { real::cuStreamSynchronize_ptsz(stream) })
 }
 
 /// `cuStreamDestroy`: nobody can end its recording any more.

@@ -26,6 +26,8 @@ called! {
     CUDA cuDeviceGetCount(count: *mut c_int);
     CUDA cuCtxGetDevice(device: *mut c_int);
     CUDA cuCtxSynchronize();
+    CUDA cuCtxPushCurrent_v2(context: *mut c_void);
+    CUDA cuCtxPopCurrent_v2(context: *mut *mut c_void);
     CUDA cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
     CUDA cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint);
     CUDA cuEventCreate(event: *mut *mut c_void, flags: c_uint);
@@ -34,6 +36,8 @@ called! {
     CUDA cuEventQuery(event: *mut c_void);
     CUDA cuEventSynchronize(event: *mut c_void);
     CUDA cuDeviceGetMemPool(pool: *mut *mut c_void, device: c_int);
+    CUDA cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_uint, value: *mut c_void);
+    CUDA cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
     NVML nvmlDeviceGetUUID(device: *mut c_void, text: *mut c_char, length: c_uint);
 }
 

@@ -7,7 +7,7 @@ use crate::code::Code;
 use crate::gated::GATED;
 use crate::real::{CUDA, Library, NVML};
 use crate::vmm::Properties;
-use crate::{budget, capture, job, memory, pools, proc_address, vmm};
+use crate::{ancient, arrays, budget, capture, contexts, job, memory, modules, pools, proc_address, vmm};
 
 /// Which default stream a function means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +181,68 @@ served! {
         out: *mut c_void, handle: u64, kind: c_uint, flags: u64) => vmm::export;
     CUDA 12010 "cuMulticastBindMem" cuMulticastBindMem(
         multicast: u64, to: usize, handle: u64, from: usize, bytes: usize, flags: u64) => vmm::bind;
+
+    CUDA 6000 "cuMemAllocManaged" cuMemAllocManaged(out: *mut u64, bytes: usize, flags: c_uint) => arrays::managed;
+    CUDA 3020 "cuArrayCreate" cuArrayCreate_v2(out: *mut *mut c_void, shape: *const arrays::Flat) => arrays::create;
+    CUDA 3020 "cuArray3DCreate" cuArray3DCreate_v2(
+        out: *mut *mut c_void, shape: *const arrays::Solid) => arrays::create_solid;
+    CUDA 2000 "cuArrayDestroy" cuArrayDestroy(array: *mut c_void) => arrays::destroy;
+    CUDA 5000 "cuMipmappedArrayCreate" cuMipmappedArrayCreate(
+        out: *mut *mut c_void, shape: *const arrays::Solid, levels: c_uint) => arrays::create_mipmap;
+    CUDA 5000 "cuMipmappedArrayDestroy" cuMipmappedArrayDestroy(array: *mut c_void) => arrays::destroy_mipmap;
+    CUDA 3010 "cuCtxSetLimit" cuCtxSetLimit(which: c_uint, value: usize) => arrays::limit;
+    CUDA 11040 "cuGraphAddMemAllocNode" cuGraphAddMemAllocNode(
+        node: *mut *mut c_void, graph: *mut c_void, after: *const c_void, count: usize,
+        memory: *mut arrays::MemoryNode) => arrays::memory_node;
+    CUDA 12020 "cuGraphAddNode" cuGraphAddNode(
+        node: *mut *mut c_void, graph: *mut c_void, after: *const c_void, count: usize,
+        any: *mut arrays::AnyNode) => arrays::node;
+    CUDA 12030 "cuGraphAddNode" cuGraphAddNode_v2(
+        node: *mut *mut c_void, graph: *mut c_void, after: *const c_void, edges: *const c_void, count: usize,
+        any: *mut arrays::AnyNode) => arrays::node_v2;
+    CUDA 4010 "cuIpcGetMemHandle" cuIpcGetMemHandle(handle: *mut c_void, at: u64) => arrays::ipc_handle;
+    CUDA 4000 "cuPointerGetAttribute" cuPointerGetAttribute(
+        value: *mut c_void, attribute: c_uint, at: u64) => memory::attribute;
+    CUDA 7000 "cuPointerGetAttributes" cuPointerGetAttributes(
+        count: c_uint, attributes: *const c_uint, values: *const *mut c_void, at: u64) => memory::attributes;
+
+    CUDA 2000 "cuModuleLoad" cuModuleLoad(module: *mut *mut c_void, name: *const c_char) => modules::load;
+    CUDA 2000 "cuModuleLoadData" cuModuleLoadData(
+        module: *mut *mut c_void, image: *const c_void) => modules::load_data;
+    CUDA 2010 "cuModuleLoadDataEx" cuModuleLoadDataEx(
+        module: *mut *mut c_void, image: *const c_void, count: c_uint, options: *mut c_void,
+        values: *mut c_void) => modules::load_data_ex;
+    CUDA 2000 "cuModuleLoadFatBinary" cuModuleLoadFatBinary(
+        module: *mut *mut c_void, image: *const c_void) => modules::load_fat;
+    CUDA 2000 "cuModuleUnload" cuModuleUnload(module: *mut c_void) => modules::unload;
+    CUDA 12000 "cuLibraryLoadData" cuLibraryLoadData(
+        library: *mut *mut c_void, image: *const c_void, jit: *mut c_void, jit_values: *mut c_void, jits: c_uint,
+        options: *mut c_void, values: *mut c_void, count: c_uint) => modules::library_data;
+    CUDA 12000 "cuLibraryLoadFromFile" cuLibraryLoadFromFile(
+        library: *mut *mut c_void, name: *const c_char, jit: *mut c_void, jit_values: *mut c_void, jits: c_uint,
+        options: *mut c_void, values: *mut c_void, count: c_uint) => modules::library_file;
+    CUDA 12000 "cuLibraryUnload" cuLibraryUnload(library: *mut c_void) => modules::library_unload;
+
+    CUDA 2000 "cuMemAlloc" cuMemAlloc(out: usize, bytes: usize) => ancient::cuMemAlloc;
+    CUDA 2000 "cuMemAllocPitch" cuMemAllocPitch(
+        out: usize, pitch: usize, width: usize, height: usize, element: usize) => ancient::cuMemAllocPitch;
+    CUDA 2000 "cuArrayCreate" cuArrayCreate(out: usize, shape: usize) => ancient::cuArrayCreate;
+    CUDA 2000 "cuArray3DCreate" cuArray3DCreate(out: usize, shape: usize) => ancient::cuArray3DCreate;
+
+    CUDA 3020 "cuCtxCreate" cuCtxCreate_v2(
+        out: *mut *mut c_void, flags: c_uint, device: c_int) => contexts::create;
+    CUDA 11040 "cuCtxCreate" cuCtxCreate_v3(
+        out: *mut *mut c_void, affinity: *const c_void, count: c_int, flags: c_uint,
+        device: c_int) => contexts::create_v3;
+    CUDA 12050 "cuCtxCreate" cuCtxCreate_v4(
+        out: *mut *mut c_void, parameters: *const c_void, flags: c_uint, device: c_int) => contexts::create_v4;
+    CUDA 2000 "cuCtxSynchronize" cuCtxSynchronize() => contexts::wait;
+    CUDA 2000 "cuStreamSynchronize" cuStreamSynchronize(stream: *mut c_void) => capture::wait;
+    CUDA 7000 "cuStreamSynchronize" cuStreamSynchronize_ptsz [per_thread] (
+        stream: *mut c_void) => capture::wait_per_thread;
+    CUDA 4000 "cuCtxDestroy" cuCtxDestroy_v2(context: *mut c_void) => contexts::destroy;
+    CUDA 7000 "cuDevicePrimaryCtxReset" cuDevicePrimaryCtxReset(device: c_int) => contexts::reset_v1;
+    CUDA 11000 "cuDevicePrimaryCtxReset" cuDevicePrimaryCtxReset_v2(device: c_int) => contexts::reset;
 
     CUDA 10000 "cuStreamBeginCapture" cuStreamBeginCapture(stream: *mut c_void) => capture::begin_v1;
     CUDA 10000 "cuStreamBeginCapture" cuStreamBeginCapture_ptsz [per_thread] (

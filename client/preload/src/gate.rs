@@ -19,6 +19,7 @@ use gpulease_client::{Presence, Resident, blocking};
 
 use crate::capture;
 use crate::code::{Code, UNKNOWN};
+use crate::contexts;
 use crate::job;
 use crate::report::say;
 
@@ -211,6 +212,8 @@ impl Keeper {
                 break Closing::Over;
             }
             if !traffic().1 {
+                // The client library waits for the primary contexts alone.
+                contexts::synchronize();
                 *guard = Guard::GivenUp;
                 return Closing::Over;
             }

@@ -118,6 +118,19 @@ impl Heap {
         block.into_iter().for_each(|block| self.end(block));
     }
 
+    /// Gives all memory of a device back.
+    pub(crate) fn let_go(&self, device: DeviceId) {
+        let mut inner = self.lock();
+        let (gone, kept) =
+            std::mem::take(&mut inner.blocks).into_iter().partition(|(_, block)| block.is_on(device));
+        let gone: BTreeMap<u64, Block> = gone;
+        inner.blocks = kept;
+        inner.limbo.retain(|block| !block.is_on(device));
+        let chunks = inner.devices.remove(&device);
+        drop(inner);
+        drop((gone, chunks));
+    }
+
     /// What was freed while a stream recorded is free once none does.
     fn leave_limbo(&self) {
         if capture::is_under_way() {
@@ -211,6 +224,13 @@ impl Arena {
 }
 
 impl Block {
+    fn is_on(&self, device: DeviceId) -> bool {
+        match self {
+            Self::Whole(piece) => piece.device() == device,
+            Self::Part { device: on, .. } => *on == device,
+        }
+    }
+
     fn bytes(&self) -> Bytes {
         match self {
             Self::Whole(piece) => piece.bytes(),

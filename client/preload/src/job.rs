@@ -9,9 +9,11 @@ use std::sync::{Arc, OnceLock};
 use gpulease_client::{Bytes, DeviceId, DeviceKind, LeaseId, Options, PressureListener, Token, blocking};
 use gpulease_cuda::{Driver, Uuid};
 
+use crate::charged::{Charges, Pinned};
 use crate::code::{Code, NOT_PERMITTED, SUCCESS};
 use crate::driver;
 use crate::entries::real;
+use crate::fork;
 use crate::gate::Keeper;
 use crate::heap::Heap;
 use crate::piece::Count;
@@ -45,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) vmm: Vmm,
     pub(crate) pools: Pools,
     pub(crate) keeper: Keeper,
+    pub(crate) charges: Charges,
+    pub(crate) pinned: Pinned,
     _pressure: PressureListener,
     pid: u32,
 }
@@ -162,6 +166,7 @@ fn join(named: &Named) -> Result<Option<Job>, String> {
     let options = Options::default().at_thread_start(relax_captures);
     let options = named.socket.iter().fold(options, |options, socket| options.socket(socket));
     let client = blocking::Client::connect_with(options).map_err(|why| why.to_string())?;
+    fork::leave_nothing_to_children(client.socket());
     let lease = client.join(lease, token).map_err(|why| why.to_string())?;
     let devices = leased(driver, &client, &lease)?;
     if devices.is_empty() {
@@ -175,6 +180,8 @@ fn join(named: &Named) -> Result<Option<Job>, String> {
         vmm: Vmm::default(),
         pools: Pools::default(),
         keeper: Keeper::default(),
+        charges: Charges::default(),
+        pinned: Pinned::default(),
         _pressure: pressure,
         pid: process::id(),
     }))
@@ -242,6 +249,14 @@ impl Job {
     pub(crate) fn count(&self, device: DeviceId) -> Count {
         let leased = self.devices.iter().find(|leased| leased.id == device);
         Arc::clone(&leased.expect("segments are asked for on leased devices").held)
+    }
+
+    /// The device's primary context is about to be reset: its memory goes, as the driver's own would.
+    pub(crate) fn let_go(&self, number: i32) {
+        let Some(device) = self.device(number) else { return };
+        self.pools.let_go(number);
+        self.heap.let_go(device.id);
+        self.lease.forget_context(device.id);
     }
 
     /// How much the lease may have on each device.

@@ -14,19 +14,26 @@
 //! ```
 
 #![allow(non_snake_case, reason = "the entry points have the driver's own names")]
+#![allow(clippy::too_many_arguments, reason = "the driver's functions have as many")]
 
+mod ancient;
+mod arrays;
 mod budget;
 mod capture;
+mod charged;
 mod code;
+mod contexts;
 mod doors;
 mod driver;
 mod elf;
 mod entries;
+mod fork;
 mod gate;
 mod gated;
 mod heap;
 mod job;
 mod memory;
+mod modules;
 mod piece;
 mod pools;
 mod proc_address;

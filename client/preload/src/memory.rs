@@ -1,11 +1,12 @@
 //! `cuMemAlloc` and its kin.
 
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_void};
 
 use gpulease_client::Bytes;
 
 use crate::budget::put;
-use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, code_of};
+use crate::charged::Given;
+use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, code_of};
 use crate::driver;
 use crate::entries::real;
 use crate::heap::{Freed, Range};
@@ -61,17 +62,19 @@ pub(crate) unsafe fn allocate_pitch(
 /// `cuMemFree`
 pub(crate) unsafe fn free(at: u64) -> Code {
     let served = || {
-        let freed = match job::current()? {
-            Some(job) => {
-                job.pools.forget(at);
-                job.heap.free(at)
-            }
-            None => Freed::Unknown,
-        };
+        let job = job::current()?;
+        let freed = job.map_or(Freed::Unknown, |job| {
+            job.pools.forget(at);
+            job.heap.free(at)
+        });
         match freed {
             Freed::Ours(result) => result,
-            // SAFETY: the caller's argument, passed on: the driver's own memory, or none.
-            Freed::Unknown => crate::code::check(unsafe { real::cuMemFree_v2(at) }),
+            Freed::Unknown => {
+                // SAFETY: the caller's argument, passed on: the driver's own memory, or none.
+                crate::code::check(unsafe { real::cuMemFree_v2(at) })?;
+                job.into_iter().for_each(|job| job.charges.give(Given::At(at)));
+                Ok(())
+            }
         }
     };
     code_of(served())
@@ -92,6 +95,53 @@ pub(crate) unsafe fn range(base: *mut u64, bytes: *mut usize, at: u64) -> Code {
         None => crate::code::check(unsafe { real::cuMemGetAddressRange_v2(base, bytes, at) }),
     };
     code_of(served())
+}
+
+const RANGE_START: c_uint = 11;
+const RANGE_SIZE: c_uint = 12;
+
+/// `cuPointerGetAttribute`: where an allocation begins and how large it is are ours to tell.
+pub(crate) unsafe fn attribute(value: *mut c_void, attribute: c_uint, at: u64) -> Code {
+    // SAFETY: the caller's arguments, passed on.
+    let code = unsafe { real::cuPointerGetAttribute(value, attribute, at) };
+    if code == SUCCESS {
+        // SAFETY: the driver has just written the value of this attribute there.
+        unsafe { correct(value, attribute, at) };
+    }
+    code
+}
+
+/// `cuPointerGetAttributes`
+pub(crate) unsafe fn attributes(
+    count: c_uint,
+    attributes: *const c_uint,
+    values: *const *mut c_void,
+    at: u64,
+) -> Code {
+    // SAFETY: the caller's arguments, passed on.
+    let code = unsafe { real::cuPointerGetAttributes(count, attributes, values, at) };
+    if code == SUCCESS {
+        for nth in 0..count as usize {
+            // SAFETY: there are so many of both, and the driver has just written each.
+            unsafe { correct(*values.add(nth), *attributes.add(nth), at) };
+        }
+    }
+    code
+}
+
+/// # Safety
+/// The value is of this attribute.
+unsafe fn correct(value: *mut c_void, attribute: c_uint, at: u64) {
+    if !matches!(attribute, RANGE_START | RANGE_SIZE) || value.is_null() {
+        return;
+    }
+    if let Ok(Some(job)) = job::current()
+        && let Some(range) = range_of(job, at)
+    {
+        let ours = if attribute == RANGE_START { range.base } else { range.bytes as u64 };
+        // SAFETY: both are of 64 bits.
+        unsafe { *value.cast::<u64>() = ours };
+    }
 }
 
 /// The allocation or mapping of ours that an address is in.

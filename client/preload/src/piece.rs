@@ -54,6 +54,10 @@ impl Piece {
         self.at
     }
 
+    pub(crate) fn device(&self) -> DeviceId {
+        self.segment().device()
+    }
+
     pub(crate) fn bytes(&self) -> Bytes {
         self.segment().bytes()
     }

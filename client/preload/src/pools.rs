@@ -8,15 +8,17 @@
 
 mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulease_client::Bytes;
 
+use crate::arrays;
 use crate::budget::put;
 use crate::capture;
+use crate::charged;
 use crate::code::{Code, INVALID_VALUE, SUCCESS, check, code_of};
 use crate::driver;
 use crate::entries::{Streams, real};
@@ -24,6 +26,7 @@ use crate::job::{self, Job};
 use crate::memory;
 use waiting::{Line, Order, Waiting};
 
+const RELEASE_THRESHOLD: c_uint = 4;
 const RESERVED_NOW: c_uint = 5;
 const RESERVED_MOST: c_uint = 6;
 const USED_NOW: c_uint = 7;
@@ -34,6 +37,8 @@ const USED_MOST: c_uint = 8;
 pub(crate) struct Properties {
     kind: c_uint,
     handle_types: c_uint,
+    location: c_uint,
+    device: c_int,
 }
 
 /// What is taken and freed in the order of streams.
@@ -49,7 +54,7 @@ struct Inner {
     freed: Line,
     figures: BTreeMap<usize, Figures>,
     /// Pools whose memory is the driver's.
-    of_driver: BTreeSet<usize>,
+    of_driver: BTreeMap<usize, c_int>,
 }
 
 /// An allocation.
@@ -118,17 +123,18 @@ unsafe fn served(
     bytes: usize,
     pool: Option<*mut c_void>,
     (stream, streams): (*mut c_void, Streams),
-    real: impl FnOnce() -> Code,
+    real: impl Fn() -> Code,
 ) -> Code {
     let take = || {
         let Some(job) = job::current()? else { return check(real()) };
         let device = driver::current_device()?;
         let pool = pool.unwrap_or_else(|| pool_of(device)) as usize;
-        if capture::is_of(stream)
-            || job.pools.lock().of_driver.contains(&pool)
-            || job.device(device).is_none()
-        {
-            return check(real());
+        if capture::is_of(stream) {
+            return check(arrays::recorded(job, bytes, real));
+        }
+        let of_driver = job.pools.lock().of_driver.get(&pool).copied();
+        if let Some(device) = of_driver {
+            return check(arrays::pooled(job, device, bytes, real));
         }
         if out.is_null() || bytes == 0 {
             return Err(INVALID_VALUE);
@@ -169,18 +175,22 @@ fn given(at: u64, stream: *mut c_void, streams: Streams, real: impl FnOnce() -> 
 
 /// `cuMemPoolCreate`
 pub(crate) unsafe fn create(pool: *mut *mut c_void, properties: *const Properties) -> Code {
-    // SAFETY: the caller's arguments, passed on.
-    let code = unsafe { real::cuMemPoolCreate(pool, properties.cast()) };
-    if code == SUCCESS
-        && let Ok(Some(job)) = job::current()
-    {
-        // SAFETY: the driver has read the one and written the other.
-        let (pool, exported) = unsafe { (*pool, (*properties).handle_types != 0) };
-        if exported {
-            job.pools.lock().of_driver.insert(pool as usize);
+    let served = || {
+        // SAFETY: a pointer to properties as in the header, or null.
+        let exported = unsafe { properties.as_ref() }.filter(|properties| properties.handle_types != 0);
+        let job = job::current()?;
+        if let (Some(job), Some(_)) = (job, exported) {
+            charged::pin(job, "pool for export")?;
         }
-    }
-    code
+        // SAFETY: the caller's arguments, passed on.
+        check(unsafe { real::cuMemPoolCreate(pool, properties.cast()) })?;
+        if let (Some(job), Some(properties)) = (job, exported) {
+            // SAFETY: the driver has written it.
+            job.pools.lock().of_driver.insert(unsafe { *pool } as usize, properties.device);
+        }
+        Ok(())
+    };
+    code_of(served())
 }
 
 /// `cuMemPoolDestroy`
@@ -188,10 +198,38 @@ pub(crate) unsafe fn destroy(pool: *mut c_void) -> Code {
     if let Ok(Some(job)) = job::current() {
         let mut inner = job.pools.lock();
         inner.of_driver.remove(&(pool as usize));
-        inner.figures.remove(&(pool as usize));
+        let kept = inner.freed.of_pool(pool as usize);
+        drop(inner);
+        job.pools.end(job, kept);
+        job.pools.lock().figures.remove(&(pool as usize));
     }
     // SAFETY: the caller's argument, passed on.
     unsafe { real::cuMemPoolDestroy(pool) }
+}
+
+/// After a wait for the device or a stream pools give back what they keep beyond what the program lets them keep.
+pub(crate) fn after_wait(code: Code) -> Code {
+    if code == SUCCESS
+        && let Some(job) = job::if_joined()
+        && !capture::is_under_way()
+    {
+        let pools = job.pools.lock().freed.pools();
+        for pool in pools {
+            let excess = job.pools.lock().freed.beyond(pool, threshold(pool));
+            job.pools.end(job, excess);
+        }
+    }
+    code
+}
+
+/// How much a pool keeps over a wait.
+fn threshold(pool: usize) -> Bytes {
+    let mut keep = 0_u64;
+    // SAFETY: the value of this attribute is a number of 64 bits.
+    let code = unsafe {
+        real::cuMemPoolGetAttribute(pool as *mut c_void, RELEASE_THRESHOLD, (&raw mut keep).cast())
+    };
+    if code == SUCCESS { Bytes::new(keep) } else { Bytes::ZERO }
 }
 
 /// `cuMemPoolTrimTo`: all that is ready goes, which is what most programs ask for.
@@ -289,6 +327,21 @@ impl Pools {
                 done
             }
         }
+    }
+
+    /// What the driver keeps for pools of its own on a device.
+    pub(crate) fn of_driver(&self, device: c_int) -> Bytes {
+        let pools = self.lock().of_driver.clone();
+        let here = pools.iter().filter(|(_, of)| **of == device);
+        here.map(|(pool, _)| charged::of_pool(*pool as *mut c_void)).sum()
+    }
+
+    /// All memory of a device goes.
+    pub(crate) fn let_go(&self, device: c_int) {
+        let mut inner = self.lock();
+        inner.taken.retain(|_, taken| taken.device != device);
+        inner.freed.let_go(device);
+        inner.figures.clear();
     }
 
     /// An allocation of ours that is freed out of the order of streams.

@@ -6,6 +6,8 @@
 //!
 //! Memory that is to be exported, or of a kind that a segment can't be, is the driver's.
 
+mod of_driver;
+
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,11 +15,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gpulease_client::Bytes;
 
 use crate::budget::put;
+use crate::charged::{self, Given};
 use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, check, code_of};
 use crate::entries::real;
 use crate::heap::Range;
 use crate::job::{self, Job};
 use crate::piece::Piece;
+use of_driver::OfDriver;
 
 /// Handles of ours begin here: the driver's are small numbers or addresses.
 const FIRST_HANDLE: u64 = 0x6c65_6173_6500_0000;
@@ -55,6 +59,7 @@ struct Inner {
     bodies: BTreeMap<u64, Body>,
     /// Handles by the address that they are mapped at.
     places: BTreeMap<u64, u64>,
+    of_driver: OfDriver,
 }
 
 /// What a handle stands for.
@@ -84,7 +89,19 @@ pub(crate) unsafe fn create(out: *mut u64, bytes: usize, properties: *const Prop
             return unsafe { put(out, job.vmm.add(piece, *asked)) };
         }
         // SAFETY: the caller's arguments, passed on.
-        check(unsafe { real::cuMemCreate(out, bytes, properties, flags) })
+        let ask = || unsafe { real::cuMemCreate(out, bytes, properties, flags) };
+        let (Some(job), Some(asked)) = (job, asked.filter(|asked| asked.location == ON_DEVICE)) else {
+            return check(ask());
+        };
+        if asked.handle_types != 0 {
+            charged::pin(job, "memory for export")?;
+        }
+        // SAFETY: on success the driver has written the handle.
+        let given = || Given::Handle(unsafe { *out });
+        check(job.charges.take(job, asked.device, Bytes::new(bytes as u64), ask, given))?;
+        // SAFETY: as above.
+        job.vmm.lock().of_driver.made(unsafe { *out });
+        Ok(())
     };
     code_of(served())
 }
@@ -93,8 +110,13 @@ pub(crate) unsafe fn create(out: *mut u64, bytes: usize, properties: *const Prop
 pub(crate) unsafe fn release(handle: u64) -> Code {
     let served = || match job::current()? {
         Some(job) if is_ours(handle) => job.vmm.release(handle),
-        // SAFETY: the caller's argument, passed on.
-        _ => check(unsafe { real::cuMemRelease(handle) }),
+        job => {
+            // SAFETY: the caller's argument, passed on.
+            check(unsafe { real::cuMemRelease(handle) })?;
+            let over = job.and_then(|job| job.vmm.lock().of_driver.released(handle));
+            forget(job, over);
+            Ok(())
+        }
     };
     code_of(served())
 }
@@ -104,8 +126,12 @@ pub(crate) unsafe fn map(at: u64, bytes: usize, offset: usize, handle: u64, flag
     let served = || match job::current()? {
         Some(_) if is_ours(handle) && (offset != 0 || flags != 0) => Err(INVALID_VALUE),
         Some(job) if is_ours(handle) => job.vmm.map(job, at, Bytes::new(bytes as u64), handle),
-        // SAFETY: the caller's arguments, passed on.
-        _ => check(unsafe { real::cuMemMap(at, bytes, offset, handle, flags) }),
+        job => {
+            // SAFETY: the caller's arguments, passed on.
+            check(unsafe { real::cuMemMap(at, bytes, offset, handle, flags) })?;
+            job.into_iter().for_each(|job| job.vmm.lock().of_driver.mapped(at, handle));
+            Ok(())
+        }
     };
     code_of(served())
 }
@@ -136,7 +162,12 @@ pub(crate) unsafe fn retain(out: *mut u64, at: *mut c_void) -> Code {
             return unsafe { put(out, handle) };
         }
         // SAFETY: the caller's arguments, passed on.
-        check(unsafe { real::cuMemRetainAllocationHandle(out, at) })
+        check(unsafe { real::cuMemRetainAllocationHandle(out, at) })?;
+        if let Some(job) = job::current()? {
+            // SAFETY: the driver has written it.
+            job.vmm.lock().of_driver.retained(unsafe { *out });
+        }
+        Ok(())
     };
     code_of(served())
 }
@@ -178,6 +209,13 @@ pub(crate) unsafe fn bind(
     }
     // SAFETY: the caller's arguments, passed on.
     unsafe { real::cuMulticastBindMem(multicast, to, handle, from, bytes, flags) }
+}
+
+/// Memory of the driver's that is gone counts no more.
+fn forget(job: Option<&'static Job>, over: impl IntoIterator<Item = u64>) {
+    if let Some(job) = job {
+        over.into_iter().for_each(|handle| job.charges.give(Given::Handle(handle)));
+    }
 }
 
 fn is_ours(handle: u64) -> bool {
@@ -250,7 +288,10 @@ impl Vmm {
         if ours.is_empty() {
             drop(inner);
             // SAFETY: the caller's arguments, passed on.
-            return check(unsafe { real::cuMemUnmap(at, bytes as usize) });
+            check(unsafe { real::cuMemUnmap(at, bytes as usize) })?;
+            let over = self.lock().of_driver.unmapped(at..end);
+            forget(Some(job), over);
+            return Ok(());
         }
         if covered != bytes {
             return Err(INVALID_VALUE);

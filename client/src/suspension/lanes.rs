@@ -37,6 +37,12 @@ impl Lanes {
         lanes.insert(device.id, Arc::clone(&pair));
         Ok(pair)
     }
+
+    /// Gives those of a device up; the next segment that is prepared makes others.
+    pub(crate) fn forget(&self, device: DeviceId) {
+        let gone = lock(&self.0).remove(&device);
+        drop(gone);
+    }
 }
 
 impl Pair {

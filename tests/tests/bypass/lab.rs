@@ -121,9 +121,14 @@ impl Lab {
 
     /// The broker gets these arguments beside the device.
     pub(crate) fn on(card: Card, arguments: &[&str]) -> Self {
+        Self::configured(card, arguments, "")
+    }
+
+    /// The same, with this configuration.
+    pub(crate) fn configured(card: Card, arguments: &[&str], configuration: &str) -> Self {
         let mut command = Command::new(programs::gpuleased());
         command.args(["--device", "cuda:0"]).args(arguments).envs(card.gpu.environment());
-        let daemon = Daemon::start_command(command);
+        let daemon = Daemon::start_configured(command, configuration);
         let ledger = Ledger::of(&daemon);
         Self { card, daemon, ledger }
     }

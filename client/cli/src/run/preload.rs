@@ -19,8 +19,8 @@ const LOADED_FIRST: &str = "LD_PRELOAD";
 /// How long an allocation above the reserve waits in line, in milliseconds.
 const WAIT: &str = "GPULEASE_WAIT_FOR_MEMORY_MS";
 
-/// Beside the program, where packages put libraries, and in a build folder.
-const FOLDERS: [&str; 4] = [".", "../lib/gpulease", "../lib", "deps"];
+/// In a build folder, where it is newest; beside the program; where packages put libraries.
+const FOLDERS: [&str; 4] = ["deps", ".", "../lib/gpulease", "../lib"];
 
 /// What the child needs so that its GPU memory comes from the lease; nothing where the lease has no GPU, or the
 /// library is not wanted.
@@ -36,7 +36,7 @@ pub(super) fn variables(
     if arguments.no_preload || !devices.iter().any(|device| on_gpu(&device)) {
         return Ok(Vec::new());
     }
-    let library = find(env::var_os(PLACE), env::current_exe().ok().as_deref())?;
+    let library = loadable(find(env::var_os(PLACE), env::current_exe().ok().as_deref())?)?;
     let mut variables = vec![(LOADED_FIRST, before_others(library, env::var_os(LOADED_FIRST)))];
     if let Some(wait) = arguments.wait_for_memory {
         variables.push((WAIT, wait.as_millis().to_string().into()));
@@ -58,6 +58,18 @@ fn find(named: Option<OsString>, program: Option<&Path>) -> Result<PathBuf, Fail
     found.ok_or_else(|| {
         missing(&format!("{LIBRARY} is neither beside {} nor in ../lib/gpulease", folder.display()))
     })
+}
+
+/// The loader splits its list at spaces and colons, whatever they stand in.
+fn loadable(library: PathBuf) -> Result<PathBuf, Failure> {
+    if !library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n'))
+    {
+        return Ok(library);
+    }
+    let place = library.display();
+    Err(missing(&format!(
+        "the dynamic loader can't take {place}, whose path has a space or a colon (name a copy elsewhere in {PLACE})"
+    )))
 }
 
 fn missing(what: &str) -> Failure {
@@ -90,6 +102,14 @@ mod tests {
         assert_eq!(before_others(ours(), None), "/opt/lib/ours.so");
         assert_eq!(before_others(ours(), Some("".into())), "/opt/lib/ours.so");
         assert_eq!(before_others(ours(), Some("a.so:b.so".into())), "/opt/lib/ours.so:a.so:b.so");
+    }
+
+    #[test]
+    fn a_path_that_the_loader_would_split_is_refused() {
+        assert!(loadable("/opt/lib/ours.so".into()).is_ok());
+        for path in ["/opt/my lib/ours.so", "/opt/a:b/ours.so"] {
+            assert!(loadable(path.into()).is_err(), "{path}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What was freed in the order of a stream, until somebody has it again.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -116,6 +117,16 @@ impl Line {
         Some(waiting)
     }
 
+    /// The pools that have any.
+    pub(super) fn pools(&self) -> BTreeSet<usize> {
+        self.freed.iter().map(|waiting| waiting.pool).collect()
+    }
+
+    /// All of a pool.
+    pub(super) fn of_pool(&mut self, pool: usize) -> Vec<Waiting> {
+        self.freed.extract_if(.., |waiting| waiting.pool == pool).collect()
+    }
+
     /// What a pool has beyond so much, the oldest first.
     pub(super) fn beyond(&mut self, pool: usize, keep: Bytes) -> Vec<Waiting> {
         let of_pool = |waiting: &&Waiting| waiting.pool == pool;
@@ -132,6 +143,12 @@ impl Line {
         }
         self.freed = kept;
         gone
+    }
+
+    /// The device's context goes, and with it its events.
+    pub(super) fn let_go(&mut self, device: i32) {
+        self.freed.retain(|waiting| waiting.device != device);
+        self.events.clear();
     }
 
     pub(super) fn all(&mut self) -> Vec<Waiting> {
