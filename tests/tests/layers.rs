@@ -23,6 +23,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("gpulease-broker", &["gpulease-words", "gpulease-proto", "gpulease-arbiter", "gpulease-cuda"]),
     ("gpulease-client", &["gpulease-words", "gpulease-proto", "gpulease-cuda"]),
     ("gpulease-preload", &["gpulease-words", "gpulease-client", "gpulease-cuda"]),
+    ("gpulease-python", &["gpulease-words", "gpulease-client", "gpulease-cuda"]),
     ("gpulease-examples", &["gpulease-words", "gpulease-client", "gpulease-cuda"]),
     (
         "gpulease-cli",

@@ -13,6 +13,7 @@ mod kernels;
 mod layers;
 mod preload;
 mod process;
+mod python;
 mod rust_source;
 mod scenarios;
 mod simulator;
