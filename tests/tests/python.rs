@@ -10,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use gpulease_tests::daemon::Daemon;
 use gpulease_tests::programs;
+use gpulease_tests::standin::Standin;
 
 /// What pip says where it reaches no registry, and not where a package can't be built.
 const NO_REGISTRY: [&str; 3] =
@@ -36,9 +37,8 @@ fn install_and_test() -> Result<(), Missing> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let python = environment(folder.path())?;
     install(&python, &root.join("client/python"))?;
-    let daemon = Daemon::on_host("64MiB");
-    run_tests(&daemon, &python, &root.join("client/python"));
-    daemon.stop();
+    on_host_memory(&python, &root.join("client/python"));
+    on_a_card(&python, &root.join("client/python"));
     Ok(())
 }
 
@@ -69,18 +69,45 @@ fn install(python: &Path, package: &Path) -> Result<(), Missing> {
     }
 }
 
-fn run_tests(daemon: &Daemon, python: &Path, package: &Path) {
+/// All its tests.
+fn on_host_memory(python: &Path, package: &Path) {
+    let daemon = Daemon::on_host("64MiB");
+    let tests = ["discover", "-t", ".", "-s", "tests"];
+    let mut run = in_a_lease(&daemon, &["-m", "8MiB..32MiB"], python, package, &tests);
+    tests_pass(&mut run, &daemon, TESTS_AT_LEAST);
+    daemon.stop();
+}
+
+/// Those of its pool, on the second card of a stand-in driver, which can be suspended.
+fn on_a_card(python: &Path, package: &Path) {
+    let standin = Standin::with(&[("DEVICES", "2"), ("BYTES", "4GiB")]);
+    let mut broker = Command::new(programs::gpuleased());
+    standin.apply(&mut broker);
+    broker.args(["--device", "cuda:0", "--device", "cuda:1", "--arena", "64MiB"]);
+    let daemon = Daemon::start_command(broker);
+    let lease = ["-m", "8MiB", "--device", "1", "--no-preload"];
+    let mut run = in_a_lease(&daemon, &lease, python, package, &["tests.on_a_card"]);
+    standin.apply(&mut run);
+    tests_pass(&mut run, &daemon, 2);
+    daemon.stop();
+}
+
+fn in_a_lease(daemon: &Daemon, lease: &[&str], python: &Path, package: &Path, tests: &[&str]) -> Command {
     let mut run = tool(programs::gpulease());
-    run.arg("--socket").arg(daemon.socket()).args(["run", "-q", "-m", "8MiB..32MiB", "-n", "python", "--"]);
-    run.arg(python).args(["-W", "error::ResourceWarning", "-m", "unittest", "discover"]);
-    run.arg("-t").arg(package).arg("-s").arg(package.join("tests"));
+    run.arg("--socket").arg(daemon.socket()).args(["run", "-q", "-n", "python"]).args(lease).arg("--");
+    // The installed package is meant, and the folder of its sources is no part of the path.
+    run.arg(python).args(["-W", "error::ResourceWarning", "-m", "unittest"]).args(tests).current_dir(package);
     run.env("GPULEASE_TEST_CLI", programs::gpulease()).env("PYTHONDONTWRITEBYTECODE", "1");
-    let done = finish(&mut run).expect("the command line can be run");
+    run
+}
+
+fn tests_pass(run: &mut Command, daemon: &Daemon, at_least: usize) {
+    let done = finish(run).expect("the command line can be run");
     let said = text(&done);
     assert!(done.status.success(), "{said}\n{}", daemon.log());
     let count =
         said.lines().find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse::<usize>().ok());
-    assert!(count.is_some_and(|count| count >= TESTS_AT_LEAST), "tests were lost: {said}");
+    assert!(count.is_some_and(|count| count >= at_least), "tests were lost: {said}");
     assert!(!said.contains("skipped"), "in a lease none is skipped: {said}");
 }
 

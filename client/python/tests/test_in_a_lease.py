@@ -198,6 +198,7 @@ class Pool(unittest.TestCase):
             # The parent's memory, connection and listeners are not the child's; what it asks for itself is its own.
             as_it_should = gpulease.pool_state().segments == 0 and not allocate(2 * MIB)
             as_it_should = as_it_should and gpulease.lease() is not None and gpulease.on_pressure().is_open
+            _native.leave()
             os._exit(0 if as_it_should else 1)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         ctypes.memset(address, 1, 2 * MIB)
