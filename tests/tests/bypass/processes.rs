@@ -10,7 +10,6 @@ use super::lab::{Card, Lab, code};
 /// pytorch#40403: CUDA was used after a fork. The child meets the driver's own error and has nothing of the lease; the
 /// parent's session, lease and memory are as they were.
 #[test]
-#[ignore = "until the preload leaves nothing to a forked child"]
 fn field_47_a_forked_child_has_nothing_of_the_lease() {
     for lab in Lab::all("field_47_a_forked_child_has_nothing_of_the_lease") {
         let guest = lab.leased("256MiB", "address-2");

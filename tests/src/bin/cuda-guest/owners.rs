@@ -39,7 +39,6 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("cuGraphAddNode", "_v2"),
     ("cuGraphLaunch", ""),
     ("cuDevicePrimaryCtxReset", "_v2"),
-    ("cuDevicePrimaryCtxRelease", "_v2"),
     ("cuCtxDestroy", "_v2"),
     ("cuLaunchKernel", ""),
     ("cuLaunchKernelEx", ""),
