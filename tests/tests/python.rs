@@ -78,7 +78,7 @@ fn on_host_memory(python: &Path, package: &Path) {
     daemon.stop();
 }
 
-/// Those of its pool, on the second card of a stand-in driver, which can be suspended.
+/// Those of its pool on the second card of a stand-in driver, where leases can be suspended, and beside the preload library.
 fn on_a_card(python: &Path, package: &Path) {
     let standin = Standin::with(&[("DEVICES", "2"), ("BYTES", "4GiB")]);
     let mut broker = Command::new(programs::gpuleased());
@@ -86,9 +86,13 @@ fn on_a_card(python: &Path, package: &Path) {
     broker.args(["--device", "cuda:0", "--device", "cuda:1", "--arena", "64MiB"]);
     let daemon = Daemon::start_command(broker);
     let lease = ["-m", "8MiB", "--device", "1", "--no-preload"];
-    let mut run = in_a_lease(&daemon, &lease, python, package, &["tests.on_a_card"]);
-    standin.apply(&mut run);
-    tests_pass(&mut run, &daemon, 2);
+    for (lease, tests, count) in
+        [(&lease[..], "tests.on_a_card.Pool", 2), (&lease[..4], "tests.on_a_card.Preloaded", 1)]
+    {
+        let mut run = in_a_lease(&daemon, lease, python, package, &[tests]);
+        standin.apply(&mut run);
+        tests_pass(&mut run, &daemon, count);
+    }
     daemon.stop();
 }
 

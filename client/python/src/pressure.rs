@@ -1,11 +1,12 @@
 //! The broker's wishes for bytes, as calls of a Python function.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use gpulease_client::{PressureListener, Recall};
+use gpulease_client::blocking::Lease;
+use gpulease_client::{AskError, PressureListener, Recall};
 use pyo3::prelude::*;
 
 use crate::error::{failed, raised};
@@ -35,15 +36,28 @@ impl Listener {
     }
 }
 
+/// The preload library, where `gpulease run` has put it before this program.
+const PRELOAD: &str = "libgpulease_preload";
+
 /// Calls `call(device, bytes, seconds)` on a thread of the library's whenever the broker wants bytes of this process's
 /// lease back: on this device, at least so many, within so many seconds.
 #[pyfunction]
 pub(crate) fn listen(py: Python<'_>, call: Py<PyAny>) -> PyResult<Listener> {
-    let lease = py.detach(job::lease).map_err(raised)?;
+    let lease = py.detach(joined).map_err(raised)?;
     let listener = lease.on_pressure(move |recall| tell(&call, &recall)).map_err(|error| failed(&error))?;
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     lock(&LISTENERS).insert(number, listener);
     Ok(Listener { number })
+}
+
+/// The lease, to listen in. The broker takes one session's word that a process has drained for the whole process, and
+/// this session has no memory to drain: it must not speak for the preload library's, so the lease stays where it is.
+fn joined() -> Result<Arc<Lease>, AskError> {
+    let lease = job::lease()?;
+    if std::env::var_os("LD_PRELOAD").is_some_and(|list| list.to_string_lossy().contains(PRELOAD)) {
+        lease.pin()?;
+    }
+    Ok(lease)
 }
 
 /// An interpreter that is ending takes no calls any more.

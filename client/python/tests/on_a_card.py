@@ -30,4 +30,14 @@ class Pool(unittest.TestCase):
         self.assertFalse(gpulease.lease().suspendable)
 
 
+class Preloaded(unittest.TestCase):
+    """Without `--no-preload`."""
+
+    def test_a_lease_that_is_listened_in_stays_where_it_is(self):
+        self.assertIn("libgpulease_preload", os.environ["LD_PRELOAD"])
+        self.assertTrue(_suspendable_before)
+        with gpulease.on_pressure():
+            self.assertFalse(gpulease.lease().suspendable)
+
+
 _suspendable_before = gpulease.lease().suspendable

@@ -61,6 +61,8 @@ def on_pressure(
     is told on standard error; the cache is emptied all the same. Keeping the listener is not needed: it listens until
     it is closed. `memory` names another cache than PyTorch's.
 
+    In a program under the preload library the lease is pinned by this: it is not suspended from then on.
+
     Raises `NotInALease`, `BrokerUnreachable` and `Refused`.
     """
 
