@@ -1,6 +1,6 @@
 //! Contexts beside the primary ones, which have to be waited for too; and the end of a primary one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
@@ -11,6 +11,8 @@ use crate::entries::real;
 use crate::job;
 use crate::pools;
 
+/// The program's claims on primary contexts, by device.
+static RETAINED: Mutex<BTreeMap<c_int, u32>> = Mutex::new(BTreeMap::new());
 static OWN: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 /// `cuCtxCreate`
@@ -70,6 +72,45 @@ pub(crate) unsafe fn destroy(context: *mut c_void) -> Code {
 pub(crate) unsafe fn wait() -> Code {
     // SAFETY: the call has no arguments.
     pools::after_wait(unsafe { real::cuCtxSynchronize() })
+}
+
+/// `cuDevicePrimaryCtxRetain`
+pub(crate) unsafe fn retain(out: *mut *mut c_void, device: c_int) -> Code {
+    // SAFETY: the caller's arguments, passed on.
+    let code = unsafe { real::cuDevicePrimaryCtxRetain(out, device) };
+    if code == SUCCESS {
+        *RETAINED.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default() += 1;
+    }
+    code
+}
+
+/// `cuDevicePrimaryCtxRelease`
+pub(crate) unsafe fn release(device: c_int) -> Code {
+    released(device);
+    // SAFETY: the caller's argument, passed on.
+    unsafe { real::cuDevicePrimaryCtxRelease_v2(device) }
+}
+
+/// `cuDevicePrimaryCtxRelease`, as it was first.
+pub(crate) unsafe fn release_v1(device: c_int) -> Code {
+    released(device);
+    // SAFETY: the caller's argument, passed on.
+    unsafe { real::cuDevicePrimaryCtxRelease(device) }
+}
+
+/// With the program's last claim on the context its memory goes, although the library has a claim of its own.
+fn released(device: c_int) {
+    let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let claims = retained.get_mut(&device);
+    let last = claims.is_some_and(|claims| {
+        let last = *claims == 1;
+        *claims = claims.saturating_sub(1);
+        last
+    });
+    drop(retained);
+    if last {
+        let_go(device);
+    }
 }
 
 /// `cuDevicePrimaryCtxReset`

@@ -2,6 +2,7 @@
 //! and the look-ups are made.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
 
 use crate::code::Code;
 use crate::gated::GATED;
@@ -43,9 +44,16 @@ pub(crate) fn by_symbol(symbol: &CStr) -> Option<&'static Entry> {
     all().find(|entry| entry.symbol == symbol)
 }
 
-/// Ours for the real function at this address, if its base name is this.
+/// Ours for the real function at this address. Functions that share one are told apart by the name that was asked for.
 pub(crate) fn by_pointer(base: &CStr, found: *mut c_void) -> Option<&'static Entry> {
-    versions(base).find(|entry| entry.library.function(entry.symbol) == found)
+    static BY_POINTER: OnceLock<Vec<(usize, &'static Entry)>> = OnceLock::new();
+    let real = BY_POINTER.get_or_init(|| {
+        let of_driver = all().filter(|entry| std::ptr::eq(entry.library, &CUDA));
+        of_driver.map(|entry| (entry.library.function(entry.symbol) as usize, entry)).collect()
+    });
+    let mut there = real.iter().filter(|(pointer, _)| *pointer == found as usize).map(|(_, entry)| *entry);
+    let first = there.clone().next();
+    there.find(|entry| entry.base.as_bytes() == base.to_bytes()).or(first)
 }
 
 /// The newest of ours that a program of this CUDA version can mean by the name.
@@ -241,6 +249,10 @@ served! {
     CUDA 7000 "cuStreamSynchronize" cuStreamSynchronize_ptsz [per_thread] (
         stream: *mut c_void) => capture::wait_per_thread;
     CUDA 4000 "cuCtxDestroy" cuCtxDestroy_v2(context: *mut c_void) => contexts::destroy;
+    CUDA 7000 "cuDevicePrimaryCtxRetain" cuDevicePrimaryCtxRetain(
+        out: *mut *mut c_void, device: c_int) => contexts::retain;
+    CUDA 7000 "cuDevicePrimaryCtxRelease" cuDevicePrimaryCtxRelease(device: c_int) => contexts::release_v1;
+    CUDA 11000 "cuDevicePrimaryCtxRelease" cuDevicePrimaryCtxRelease_v2(device: c_int) => contexts::release;
     CUDA 7000 "cuDevicePrimaryCtxReset" cuDevicePrimaryCtxReset(device: c_int) => contexts::reset_v1;
     CUDA 11000 "cuDevicePrimaryCtxReset" cuDevicePrimaryCtxReset_v2(device: c_int) => contexts::reset;
 

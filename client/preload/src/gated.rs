@@ -41,6 +41,11 @@ macro_rules! gated {
 }
 
 gated! {
+    10000 "cuGraphInstantiate" cuGraphInstantiate (a b c d e);
+    11000 "cuGraphInstantiate" cuGraphInstantiate_v2 (a b c d e);
+    11040 "cuGraphInstantiateWithFlags" cuGraphInstantiateWithFlags (a b c);
+    12000 "cuGraphInstantiateWithParams" cuGraphInstantiateWithParams (a b);
+    12000 "cuGraphInstantiateWithParams" cuGraphInstantiateWithParams_ptsz [per_thread] (a b);
     4000 "cuLaunchKernel" cuLaunchKernel (a b c d e f g h i j k);
     7000 "cuLaunchKernel" cuLaunchKernel_ptsz [per_thread] (a b c d e f g h i j k);
     11060 "cuLaunchKernelEx" cuLaunchKernelEx (a b c d);
