@@ -38,6 +38,7 @@ called! {
     CUDA cuDeviceGetMemPool(pool: *mut *mut c_void, device: c_int);
     CUDA cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_uint, value: *mut c_void);
     CUDA cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
+    CUDA cuMemCreate(out: *mut u64, bytes: usize, properties: *const c_void, flags: u64);
     NVML nvmlDeviceGetUUID(device: *mut c_void, text: *mut c_char, length: c_uint);
 }
 

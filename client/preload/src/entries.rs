@@ -69,8 +69,18 @@ fn versions(base: &CStr) -> impl Iterator<Item = &'static Entry> {
 }
 
 fn all() -> impl Iterator<Item = &'static Entry> {
-    SERVED.iter().chain(GATED)
+    SERVED.iter().chain(GATED).chain(&CREATE)
 }
+
+/// It wants to know who calls, which the table's functions don't.
+static CREATE: [Entry; 1] = [Entry {
+    library: &CUDA,
+    symbol: c"cuMemCreate",
+    base: "cuMemCreate",
+    since: 10_020,
+    streams: Streams::Shared,
+    ours: vmm::creation::cuMemCreate as *const c_void,
+}];
 
 /// A symbol's name for the C side.
 macro_rules! c_name {
@@ -175,8 +185,6 @@ served! {
     CUDA 11020 "cuMemPoolSetAttribute" cuMemPoolSetAttribute(
         pool: *mut c_void, attribute: c_uint, value: *mut c_void) => pools::set_attribute;
 
-    CUDA 10020 "cuMemCreate" cuMemCreate(
-        out: *mut u64, bytes: usize, properties: *const Properties, flags: u64) => vmm::create;
     CUDA 10020 "cuMemRelease" cuMemRelease(handle: u64) => vmm::release;
     CUDA 10020 "cuMemMap" cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map;
     CUDA 10020 "cuMemUnmap" cuMemUnmap(at: u64, bytes: usize) => vmm::unmap;

@@ -6,6 +6,7 @@
 //!
 //! While a stream records a graph, memory of its own is the driver's; so is that of pools which are made to be exported.
 
+mod figures;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use crate::driver;
 use crate::entries::{Streams, real};
 use crate::job::{self, Job};
 use crate::memory;
+use figures::Figures;
 use waiting::{Line, Order, Waiting};
 
 const RELEASE_THRESHOLD: c_uint = 4;
@@ -63,15 +65,6 @@ struct Taken {
     pool: usize,
     device: i32,
     bytes: Bytes,
-}
-
-/// What a pool tells of itself.
-#[derive(Clone, Copy, Default)]
-struct Figures {
-    used: Bytes,
-    used_most: Bytes,
-    reserved: Bytes,
-    reserved_most: Bytes,
 }
 
 /// `cuMemAllocAsync`
@@ -379,26 +372,5 @@ impl Pools {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Figures {
-    fn take(&mut self, bytes: Bytes) {
-        self.reserved = self.reserved.saturating_add(bytes);
-        self.reserved_most = self.reserved_most.max(self.reserved);
-        self.use_again(bytes);
-    }
-
-    fn use_again(&mut self, bytes: Bytes) {
-        self.used = self.used.saturating_add(bytes);
-        self.used_most = self.used_most.max(self.used);
-    }
-
-    fn give(&mut self, bytes: Bytes) {
-        self.used = self.used.saturating_sub(bytes);
-    }
-
-    fn gone(&mut self, bytes: Bytes) {
-        self.reserved = self.reserved.saturating_sub(bytes);
     }
 }

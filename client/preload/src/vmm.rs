@@ -6,6 +6,7 @@
 //!
 //! Memory that is to be exported, or of a kind that a segment can't be, is the driver's.
 
+pub(crate) mod creation;
 mod of_driver;
 
 use std::collections::BTreeMap;
@@ -15,12 +16,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gpulease_client::Bytes;
 
 use crate::budget::put;
-use crate::charged::{self, Given};
+use crate::charged::Given;
 use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, check, code_of};
 use crate::entries::real;
 use crate::heap::Range;
 use crate::job::{self, Job};
 use crate::piece::Piece;
+use crate::report::Once;
 use of_driver::OfDriver;
 
 /// Handles of ours begin here: the driver's are small numbers or addresses.
@@ -69,41 +71,6 @@ struct Body {
     /// Handles that the program has not released yet.
     handles: u32,
     place: Option<u64>,
-}
-
-/// `cuMemCreate`
-pub(crate) unsafe fn create(out: *mut u64, bytes: usize, properties: *const Properties, flags: u64) -> Code {
-    let served = || {
-        // SAFETY: a pointer to properties as in the header, or null.
-        let (job, asked) = (job::current()?, unsafe { properties.as_ref() });
-        if let (Some(job), Some(asked)) = (job, asked)
-            && asked.is_servable()
-            && let Some(device) = job.device(asked.device)
-        {
-            let size = Bytes::new(bytes as u64);
-            if out.is_null() || flags != 0 || size.is_zero() || !size.is_granular() {
-                return Err(INVALID_VALUE);
-            }
-            let piece = Piece::take(job, device.id, size)?;
-            // SAFETY: it is not null, so that it is to a handle.
-            return unsafe { put(out, job.vmm.add(piece, *asked)) };
-        }
-        // SAFETY: the caller's arguments, passed on.
-        let ask = || unsafe { real::cuMemCreate(out, bytes, properties, flags) };
-        let (Some(job), Some(asked)) = (job, asked.filter(|asked| asked.location == ON_DEVICE)) else {
-            return check(ask());
-        };
-        if asked.handle_types != 0 {
-            charged::pin(job, "memory for export")?;
-        }
-        // SAFETY: on success the driver has written the handle.
-        let given = || Given::Handle(unsafe { *out });
-        check(job.charges.take(job, asked.device, Bytes::new(bytes as u64), ask, given))?;
-        // SAFETY: as above.
-        job.vmm.lock().of_driver.made(unsafe { *out });
-        Ok(())
-    };
-    code_of(served())
 }
 
 /// `cuMemRelease`
@@ -186,10 +153,16 @@ pub(crate) unsafe fn properties(out: *mut Properties, handle: u64) -> Code {
     code_of(served())
 }
 
-/// `cuMemExportToShareableHandle`: what was not created for it is not exported, by the driver neither.
+/// `cuMemExportToShareableHandle`: a segment can't be exported.
 pub(crate) unsafe fn export(out: *mut c_void, handle: u64, kind: c_uint, flags: u64) -> Code {
+    static REFUSED: Once = Once::new();
     if is_ours(handle) {
-        return INVALID_VALUE;
+        REFUSED.say(|| {
+            "leased memory can't be exported to other processes; with GPULEASE_EXPORT=1 what could be exported is the \
+             driver's own, and the lease stays on its device"
+                .to_owned()
+        });
+        return NOT_SUPPORTED;
     }
     // SAFETY: the caller's arguments, passed on.
     unsafe { real::cuMemExportToShareableHandle(out, handle, kind, flags) }
@@ -224,9 +197,9 @@ fn is_ours(handle: u64) -> bool {
 
 impl Properties {
     /// Whether a segment can be that: plain memory of a device.
-    fn is_servable(&self) -> bool {
+    fn is_plain(&self) -> bool {
         let plain = self.compression == 0 && self.usage == 0;
-        self.kind == PINNED && self.handle_types == 0 && self.location == ON_DEVICE && plain
+        self.kind == PINNED && plain
     }
 }
 

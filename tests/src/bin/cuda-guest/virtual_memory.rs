@@ -86,7 +86,8 @@ pub(crate) fn create_exportable(driver: &Driver, bytes: usize, mark: u8) -> Resu
     let first = handle(driver, bytes, DESCRIPTOR)?;
     let mut descriptor: c_int = -1;
     call!(driver, "cuMemExportToShareableHandle" "" (*mut c_void, u64, c_uint, c_ulonglong)
-        ((&raw mut descriptor).cast(), first, DESCRIPTOR, 0))?;
+        ((&raw mut descriptor).cast(), first, DESCRIPTOR, 0))
+    .inspect_err(|_| drop(release(driver, first)))?;
     let mut second = 0;
     let by_number = std::ptr::without_provenance_mut(usize::try_from(descriptor).expect("it is open"));
     call!(driver, "cuMemImportFromShareableHandle" "" (*mut u64, *mut c_void, c_uint)
