@@ -10,7 +10,10 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Whether this is a child of the process that joined.
+static CHILD: AtomicBool = AtomicBool::new(false);
 static SOCKETS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
 
 /// Sees to it that children which this process forks keep no descriptor of the library's.
@@ -24,8 +27,14 @@ pub(crate) fn leave_nothing_to_children(job_socket: &Path) {
     }
 }
 
+/// Whether this process was forked from the one that joined. Costs no call of the kernel.
+pub(crate) fn is_child() -> bool {
+    CHILD.load(Ordering::Relaxed)
+}
+
 /// Runs in the child, which has this one thread.
 unsafe extern "C" fn in_child() {
+    CHILD.store(true, Ordering::Relaxed);
     let all = descriptors();
     let mut ours: Vec<c_int> = all.iter().copied().filter(|fd| is_connection(*fd)).collect();
     for fd in all {

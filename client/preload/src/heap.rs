@@ -6,6 +6,7 @@
 mod chunk;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulease_client::{Bytes, DeviceId, mib};
@@ -29,6 +30,8 @@ const CHUNK_TO_PARTS: u64 = 4;
 /// All memory of this process that is of the lease.
 pub(crate) struct Heap {
     inner: Mutex<Inner>,
+    /// How many wait in limbo, for who need not lock to know.
+    limbo: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -69,7 +72,7 @@ pub(crate) enum Freed {
 
 impl Heap {
     pub(crate) fn new() -> Self {
-        Self { inner: Mutex::default() }
+        Self { inner: Mutex::default(), limbo: AtomicUsize::new(0) }
     }
 
     /// Takes memory on a device.
@@ -78,11 +81,12 @@ impl Heap {
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room.
     pub(crate) fn allocate(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<u64, Code> {
         self.leave_limbo();
-        let small =
-            bytes.get().saturating_mul(PARTS_OF_A_CHUNK) <= self.lock().arena(device).next_chunk().get();
-        if small && let Some(at) = self.part(device, bytes) {
+        let mut inner = self.lock();
+        let small = bytes.get().saturating_mul(PARTS_OF_A_CHUNK) <= inner.arena(device).next_chunk().get();
+        if small && let Some(at) = inner.part(device, bytes) {
             return Ok(at);
         }
+        drop(inner);
         if small {
             self.add_chunk(job, device, bytes)?;
             return self.part(device, bytes).ok_or(OUT_OF_MEMORY);
@@ -104,6 +108,7 @@ impl Heap {
         let Some(block) = inner.blocks.remove(&at) else { return Freed::Unknown };
         if capture::is_under_way() {
             inner.limbo.push(block);
+            self.limbo.store(inner.limbo.len(), Ordering::Relaxed);
             return Freed::Ours(Ok(()));
         }
         drop(inner);
@@ -133,9 +138,10 @@ impl Heap {
 
     /// What was freed while a stream recorded is free once none does.
     fn leave_limbo(&self) {
-        if capture::is_under_way() {
+        if self.limbo.load(Ordering::Relaxed) == 0 || capture::is_under_way() {
             return;
         }
+        self.limbo.store(0, Ordering::Relaxed);
         let limbo = std::mem::take(&mut self.lock().limbo);
         if !limbo.is_empty() {
             // An error is of work that ran before, and somebody else's to see.
@@ -153,10 +159,7 @@ impl Heap {
     }
 
     fn part(&self, device: DeviceId, bytes: Bytes) -> Option<u64> {
-        let mut inner = self.lock();
-        let (at, block) = inner.arena(device).part(device, bytes)?;
-        inner.blocks.insert(at, block);
-        Some(at)
+        self.lock().part(device, bytes)
     }
 
     /// Adds a chunk that has room for this; a smaller one than usual where the lease has no room for that.
@@ -188,6 +191,12 @@ impl Heap {
 }
 
 impl Inner {
+    fn part(&mut self, device: DeviceId, bytes: Bytes) -> Option<u64> {
+        let (at, block) = self.arena(device).part(device, bytes)?;
+        self.blocks.insert(at, block);
+        Some(at)
+    }
+
     fn arena(&mut self, device: DeviceId) -> &mut Arena {
         self.devices.entry(device).or_default()
     }

@@ -2,7 +2,6 @@
 
 use std::env::var_os;
 use std::ffi::c_uint;
-use std::process;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
@@ -50,7 +49,6 @@ pub(crate) struct Job {
     pub(crate) charges: Charges,
     pub(crate) pinned: Pinned,
     _pressure: PressureListener,
-    pid: u32,
 }
 
 /// How this process stands.
@@ -98,7 +96,7 @@ pub(crate) fn current() -> Result<Option<&'static Job>, Code> {
     match standing() {
         Standing::NoJob => Ok(None),
         // In a forked child the driver answers as it does there.
-        Standing::Joined(job) if job.pid != process::id() => Ok(None),
+        Standing::Joined(_) if fork::is_child() => Ok(None),
         Standing::Joined(job) => Ok(Some(job)),
         Standing::Refused => Err(NOT_PERMITTED),
     }
@@ -117,7 +115,7 @@ pub(crate) fn limit_told() -> Option<Bytes> {
 /// The job, where it was joined already by this process.
 pub(crate) fn if_joined() -> Option<&'static Job> {
     match STANDING.get()? {
-        Standing::Joined(job) if job.pid == process::id() => Some(job),
+        Standing::Joined(job) if !fork::is_child() => Some(job),
         Standing::Joined(_) | Standing::NoJob | Standing::Refused => None,
     }
 }
@@ -183,7 +181,6 @@ fn join(named: &Named) -> Result<Option<Job>, String> {
         charges: Charges::default(),
         pinned: Pinned::default(),
         _pressure: pressure,
-        pid: process::id(),
     }))
 }
 
