@@ -1,5 +1,6 @@
 //! Segments that come and go on a device with a hold, beside an outsider that takes whatever he can get.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -9,7 +10,7 @@ use gpulease_broker::device::{Cover, Handover, Proof};
 use gpulease_tests::dice::Dice;
 use gpulease_tests::on_cards;
 use gpulease_tests::puppet::Puppet;
-use gpulease_words::{Bytes, SegmentId, gib, mib};
+use gpulease_words::{Bytes, Pid, SegmentId, gib, mib};
 
 use super::bench::{Bench, Subject, Temper, chunks, holding, sum};
 use super::held::{CONTEXT, HEADROOM, grab, puppet, standin};
@@ -23,6 +24,30 @@ on_cards! {
         for seed in seeds() {
             println!("measured: seed {seed}: {}", Storm::new(seed).run());
         }
+    }
+
+    /// He takes all of it in the instant in which it comes free, before the broker can make it anew. It is not his as the
+    /// segment, but off the book, and free when the books know that.
+    fn who_is_faster_than_the_broker_is_off_the_book([standin()]) {
+        let mut storm = Storm::new(0);
+        grab(&storm.outsider, &mut 0);
+        storm.book();
+        let before = storm.room();
+        let segment = storm.lose(mib(64));
+        assert_eq!(storm.subject.device.prove(segment), Proof::NotYet, "the books promise what is not there");
+        storm.book();
+        assert_eq!(storm.room(), before.saturating_sub(mib(64)));
+        assert_eq!(storm.subject.device.prove(segment), Proof::Freed);
+        // Where nobody can tell who has it, it is free after a while all the same.
+        let (segment, start) = (storm.lose(mib(64)), Instant::now());
+        storm.subject.until_freed(segment);
+        assert!(start.elapsed() > Duration::from_millis(1_500), "{:?}", start.elapsed());
+        // So much at a time might be a segment that was passed on.
+        storm.book();
+        let segment = storm.lose(gib(1));
+        assert_eq!(storm.subject.until_suspected(segment), [Pid::new(storm.outsider.pid())]);
+        storm.outsider.must(&format!("free all-{segment}"));
+        storm.until_freed(segment);
     }
 
     /// The same beside a tenant that keeps what it mapped after it was taken back.
@@ -106,11 +131,23 @@ impl Storm {
         let held = self.subject.held();
         let short = room.saturating_sub(sum(&[held, self.subject.made()])).round_down();
         assert_eq!(short, Bytes::ZERO, "{held} are held of {room}");
-        assert!(self.slowest < Duration::from_secs(1), "{:?} until one was free", self.slowest);
         format!(
             "an outsider got {gain} of a headroom of {HEADROOM} while {} came back, each within {:?}",
             self.returned, self.slowest
         )
+    }
+
+    /// A segment is taken back while somebody is faster than the broker.
+    fn lose(&mut self, bytes: Bytes) -> SegmentId {
+        let (segment, handover) = self.subject.make(bytes);
+        faults("cuMemCreate 1 delay 500");
+        let (outsider, size) = (Arc::clone(&self.outsider), bytes.get());
+        let command = format!("alloc all-{segment} 0 {size}B");
+        let taking = thread::spawn(move || while outsider.ask(&command).is_err() {});
+        self.subject.take_back(segment, handover);
+        taking.join().expect("the outsider gets it");
+        faults("");
+        segment
     }
 
     /// A segment is made, or one is taken back.
@@ -176,6 +213,12 @@ impl Storm {
         }
         panic!("the card never stands still");
     }
+}
+
+/// Sets failures of the stand-in from inside.
+fn faults(rules: &str) {
+    let directory = std::env::var_os(gpulease_standin_card::DIRECTORY).expect("this is the stand-in");
+    gpulease_standin_card::Faults::write(Path::new(&directory), rules).expect("the directory takes a file");
 }
 
 /// Somebody who takes what there is, all the time.
