@@ -416,9 +416,9 @@ mod tests {
             bench.release_seen(free, Return::Nothing, |card| card.list(OTHER, mib(64)));
             (bench.balance.holders(A), bench.is_back(A))
         };
-        assert_eq!(holders(mib(62), mib(64)), (vec![], true), "he was waiting for it");
-        assert_eq!(holders(mib(64), mib(64)), (vec![OTHER], false), "he could have had as much before");
-        assert_eq!(holders(mib(62), mib(62)), (vec![OTHER], false), "too much is in doubt");
+        assert_eq!(holders(mib(127), mib(64)), (vec![], true), "he was waiting for it");
+        assert_eq!(holders(mib(128), mib(64)), (vec![OTHER], false), "he could have had as much before");
+        assert_eq!(holders(mib(127), mib(62)), (vec![OTHER], false), "too much is in doubt");
     }
 
     /// He takes what is free at the moment at which a segment comes free, and does not end with that.
@@ -453,7 +453,7 @@ mod tests {
     /// A holder lets go late, and somebody on a full card takes just that.
     #[test]
     fn who_takes_what_is_let_go_on_a_full_card_is_no_heir() {
-        for (free, heirs) in [(mib(62), vec![]), (mib(64), vec![OTHER])] {
+        for (free, heirs) in [(mib(127), vec![]), (mib(128), vec![OTHER])] {
             let mut bench = Bench::new(&[mib(64)]);
             bench.balance.doubt_at_most(gib(1));
             bench.listed.insert(OTHER, CONTEXT);

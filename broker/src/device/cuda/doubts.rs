@@ -6,6 +6,9 @@ use gpulease_words::{Bytes, Pid};
 
 use super::standing::Standing;
 
+/// A card with less free than this beside what is asked for is full: the last of it can't be had.
+const ROOM: Bytes = Bytes::new(64 << 20);
+
 /// Who was believed to have allocated what came free in the same instant, while he has it.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
@@ -19,7 +22,7 @@ impl Doubts {
     /// before he had no other way to it.
     pub(super) fn allocated(&mut self, pid: Pid, bytes: Bytes, free_before: Bytes) -> bool {
         let sum: Bytes = self.with.values().copied().chain([bytes]).sum();
-        let did = free_before < bytes && sum <= self.most;
+        let did = free_before < bytes.saturating_add(ROOM) && sum <= self.most;
         if did {
             let with = self.with.entry(pid).or_default();
             *with = with.saturating_add(bytes);
