@@ -24,7 +24,9 @@ use crate::job;
 use crate::report::say;
 
 /// Threads that count on the same line wait for each other's caches; so many lines are enough.
-const LINES: usize = 64;
+const LINES: usize = 128;
+/// The first threads have a line each, on which nobody else counts; those that come later share the others.
+const OWN: usize = 64;
 
 /// How often a look is taken at who is still inside. Only while the memory is wanted.
 const LOOK: Duration = Duration::from_micros(50);
@@ -69,7 +71,7 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> T) -> Result<T, Code> {
     if depth > 0 {
         return Ok(work());
     }
-    let line = line();
+    let (line, sharing) = line();
     line.entered.fetch_add(1, Ordering::SeqCst);
     if CLOSED.load(Ordering::SeqCst) {
         come_in(line)?;
@@ -77,17 +79,31 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> T) -> Result<T, Code> {
     DEPTH.set(depth + 1);
     let result = work();
     DEPTH.set(depth);
-    line.left.fetch_add(1, Ordering::Release);
+    match sharing {
+        Sharing::Own => line.left.store(line.left.load(Ordering::Relaxed) + 1, Ordering::Release),
+        Sharing::Shared => {
+            line.left.fetch_add(1, Ordering::Release);
+        }
+    }
     Ok(result)
 }
 
-fn line() -> &'static Line {
+/// Whether other threads count on a line, too. On its own a thread need not keep them out when it counts itself out, which
+/// is half of what the gate costs.
+#[derive(Clone, Copy)]
+enum Sharing {
+    Own,
+    Shared,
+}
+
+fn line() -> (&'static Line, Sharing) {
     let mut mine = MINE.get();
     if mine == usize::MAX {
-        mine = NEXT_LINE.fetch_add(1, Ordering::Relaxed) % LINES;
+        let turn = NEXT_LINE.fetch_add(1, Ordering::Relaxed);
+        mine = if turn < OWN { turn } else { OWN + turn % (LINES - OWN) };
         MINE.set(mine);
     }
-    &COUNTS[mine]
+    (&COUNTS[mine % LINES], if mine < OWN { Sharing::Own } else { Sharing::Shared })
 }
 
 /// At the closed gate: steps back, opens it, and comes in again.

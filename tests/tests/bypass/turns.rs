@@ -63,23 +63,26 @@ fn field_36_who_is_suspended_leaves_the_card_and_comes_back_byte_for_byte() {
 }
 
 /// One launch in a lease costs at most 20 ns more than one without. Rounds are shorter than a turn of the kernel's, and the
-/// least of them counts, since the machine has other work.
+/// least of them counts, since the machine has other work; the least of several processes, since where the loader puts
+/// things makes tens of nanoseconds.
 #[test]
 fn the_gate_costs_next_to_nothing() {
-    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "8GiB")])));
     let lab = Lab::on(card, &[]);
-    let (leased, bare) = (lab.leased("256MiB", "address-2"), lab.card.bare("address-2"));
-    leased.must("take alloc 32MiB");
     let nanoseconds = |guest: &Puppet| -> f64 {
         guest.must("launch 1000").rsplit('=').next().and_then(|n| n.trim().parse().ok()).expect("a number")
     };
     let mut least = [f64::MAX; 2];
-    for _round in 0..400 {
-        for (nth, guest) in [&leased, &bare].into_iter().enumerate() {
-            least[nth] = least[nth].min(nanoseconds(guest));
-        }
-        if least[0] <= least[1] + 20.0 {
-            return;
+    for _process in 0..10 {
+        let (leased, bare) = (lab.leased("256MiB", "address-2"), lab.card.bare("address-2"));
+        leased.must("take alloc 32MiB");
+        for _round in 0..100 {
+            for (nth, guest) in [&leased, &bare].into_iter().enumerate() {
+                least[nth] = least[nth].min(nanoseconds(guest));
+            }
+            if least[0] <= least[1] + 20.0 {
+                return;
+            }
         }
     }
     panic!("a launch takes {} ns in a lease and {} ns without", least[0], least[1]);
