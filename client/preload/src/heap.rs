@@ -18,8 +18,11 @@ use crate::job::Job;
 use crate::piece::Piece;
 use chunk::{Chunk, Part};
 
-/// The first chunk of a device: the least that a segment can be.
-const FIRST_CHUNK: Bytes = mib(2);
+/// The least that a segment can be.
+const LEAST_CHUNK: Bytes = mib(2);
+/// The first chunk is this fraction of the lease, and no more than this: one trip to the broker serves 10,000 small parts.
+const FIRST_OF_LIMIT: u64 = 1024;
+const LARGEST_FIRST: Bytes = mib(16);
 /// Large enough that a part costs next to nothing, small enough that an empty one is no loss to a small lease.
 const LARGEST_CHUNK: Bytes = mib(64);
 /// A chunk serves parts up to this fraction of it, so that what is lost at its end stays small.
@@ -82,7 +85,8 @@ impl Heap {
     pub(crate) fn allocate(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<u64, Code> {
         self.leave_limbo();
         let mut inner = self.lock();
-        let small = bytes.get().saturating_mul(PARTS_OF_A_CHUNK) <= inner.arena(device).next_chunk().get();
+        let small =
+            bytes.get().saturating_mul(PARTS_OF_A_CHUNK) <= inner.arena(device).next_chunk(job.limit()).get();
         if small && let Some(at) = inner.part(device, bytes) {
             return Ok(at);
         }
@@ -164,9 +168,9 @@ impl Heap {
 
     /// Adds a chunk that has room for this; a smaller one than usual where the lease has no room for that.
     fn add_chunk(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<(), Code> {
-        let usual = self.lock().arena(device).next_chunk();
+        let usual = self.lock().arena(device).next_chunk(job.limit());
         let added = Piece::take(job, device, usual).or_else(|code| {
-            let least = FIRST_CHUNK.max(bytes.round_up().unwrap_or(usual));
+            let least = LEAST_CHUNK.max(bytes.round_up().unwrap_or(usual));
             if least < usual { Piece::take(job, device, least) } else { Err(code) }
         });
         let chunk = Chunk::new(added?);
@@ -203,10 +207,11 @@ impl Inner {
 }
 
 impl Arena {
-    /// How large the next chunk is to be.
-    fn next_chunk(&self) -> Bytes {
-        let wanted = Bytes::new(self.in_parts.get() / CHUNK_TO_PARTS);
-        wanted.round_up().unwrap_or(LARGEST_CHUNK).clamp(FIRST_CHUNK, LARGEST_CHUNK)
+    /// How large the next chunk is to be in a lease of this limit.
+    fn next_chunk(&self, limit: Bytes) -> Bytes {
+        let up = |bytes: u64| Bytes::new(bytes).round_up().unwrap_or(LARGEST_CHUNK);
+        let first = up(limit.get() / FIRST_OF_LIMIT).clamp(LEAST_CHUNK, LARGEST_FIRST);
+        up(self.in_parts.get() / CHUNK_TO_PARTS).clamp(first, LARGEST_CHUNK)
     }
 
     fn part(&mut self, device: DeviceId, bytes: Bytes) -> Option<(u64, Block)> {
