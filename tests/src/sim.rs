@@ -10,6 +10,7 @@ mod card;
 mod coverage;
 mod diary;
 mod dice;
+mod manners;
 mod model;
 mod mutant;
 mod phases;

@@ -18,6 +18,10 @@ const SEEDS_FOR_A_MUTANT: u64 = 300;
 const NEVER_HAPPENS: &[&str] = &[
     // It takes 2^64 ids.
     "denial OutOfIds",
+    // The simulated operator gives guarantees to groups and to users by name only, and to no more users than
+    // their group has for; the arbiter's rules test both refusals.
+    "denial GuaranteeOverParent",
+    "denial GuaranteeUncounted",
 ];
 
 fn number(name: &str) -> Option<u64> {

@@ -46,6 +46,7 @@ impl Arbiter {
             stage: Stage::InLine,
             seniority: Seniority::Junior,
             right: Right::Lent,
+            covered_at: self.now,
             covered: Vec::new(),
             want: Want::Lease { ask_name, terms },
         };

@@ -158,6 +158,7 @@ impl Arbiter {
             stage,
             seniority: Seniority::Junior,
             right: Right::Lent,
+            covered_at: self.now,
             covered: Vec::new(),
             want: Want::Segment(wanted),
         };

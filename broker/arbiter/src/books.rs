@@ -92,6 +92,10 @@ impl Arbiter {
         let mapped = matches!(segment.state, State::Live(_) | State::Back(_));
         assert!(!mapped, "{id} is credited while it may be mapped");
         self.shift(lease, device, from, Bucket::SetAside, segment.bytes);
+        if from == Bucket::Quarantined {
+            // The device could give more again: what a guarantee had no hope for it may cover now.
+            self.accounts.ease_all();
+        }
         self.lease_mut(lease).segments.remove(&id);
         if let Some(process) = self.processes.get_mut(&segment.process) {
             process.segments.remove(&id);

@@ -60,7 +60,7 @@ impl Arbiter {
                 if lacks.get(device).is_none_or(|lack| lack.is_zero()) {
                     break;
                 }
-                if !plan.leases.contains(&lease) {
+                if !plan.leases.contains(&lease) && self.stays_fair(asker, lease, &plan.leases) {
                     self.count_off(lease, &mut lacks);
                     plan.leases.push(lease);
                 }
@@ -106,7 +106,7 @@ impl Arbiter {
             return Fitness::Never;
         }
         let idle = lease.residence.idleness == Idleness::Idle;
-        let fair = || idle || self.keeps_larger_share(asker, lease, lease_gives(lease));
+        let fair = || idle || self.keeps_larger_share(asker, lease, |_| lease_gives(lease));
         let may = match (asker.urgency, asker.purpose) {
             (Urgency::Owed, _) => true,
             (Urgency::Barrier, Use::Lease | Use::Resume) => true,
@@ -152,9 +152,26 @@ impl Arbiter {
         shares
     }
 
+    /// Whether the lease may be taken beside those of the plan: what all of them bring counts against their account.
+    fn stays_fair(&self, asker: &Asker, id: LeaseId, plan: &[LeaseId]) -> bool {
+        let lease = &self.leases[&id];
+        match (asker.urgency, lease.residence.idleness) {
+            (Urgency::Owed | Urgency::Barrier, _) | (Urgency::InLine, Idleness::Idle) => true,
+            (Urgency::InLine, Idleness::Busy) => {
+                let below = |node| {
+                    let with = plan.iter().map(|id| &self.leases[id]);
+                    with.filter(move |lease| self.accounts.path(lease.account).any(|(id, _)| id == node))
+                };
+                let gives =
+                    |node| below(node).map(lease_gives).fold(lease_gives(lease), Bytes::saturating_add);
+                self.keeps_larger_share(asker, lease, gives)
+            }
+        }
+    }
+
     /// Whether the donor's account, where its path and the asker's part, would have more of its share left
-    /// than the asker's would have then.
-    fn keeps_larger_share(&self, asker: &Asker, donor: &Lease, gives: Bytes) -> bool {
+    /// than the asker's would have then, if the former gives so much.
+    fn keeps_larger_share(&self, asker: &Asker, donor: &Lease, gives: impl Fn(NodeId) -> Bytes) -> bool {
         let path = |account| -> Vec<NodeId> {
             let mut path: Vec<NodeId> = self.accounts.path(account).map(|(id, _)| id).collect();
             path.reverse();
@@ -164,6 +181,7 @@ impl Arbiter {
         let Some((theirs, ours)) = theirs.iter().zip(&ours).find(|(a, b)| a != b) else {
             return false;
         };
+        let gives = gives(*theirs);
         let need: Bytes = asker.needs.iter().map(|(_, need)| *need).sum();
         let (theirs, ours) = (self.accounts.node(*theirs), self.accounts.node(*ours));
         let left = Bytes::new(theirs.bytes.used()).saturating_sub(gives);
@@ -184,7 +202,7 @@ impl Arbiter {
                 Urgency::Owed | Urgency::Barrier => true,
                 Urgency::InLine => {
                     lease.residence.idleness == Idleness::Idle
-                        || self.keeps_larger_share(asker, lease, surplus)
+                        || self.keeps_larger_share(asker, lease, |_| surplus)
                 }
             };
             if may && !asked && !lease.is_overdue() {

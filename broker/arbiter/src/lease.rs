@@ -288,10 +288,12 @@ impl Lease {
     pub(crate) fn footprint(&self) -> BTreeMap<DeviceId, Bytes> {
         let need = |share: &Share| {
             let has = plus(share.charge.set_aside, share.charge.in_segments());
+            // What is set aside of a lease that comes back is for what is away.
+            let whole = self.reserve.max(plus(share.charge.in_segments(), share.away));
             match self.state {
                 LeaseState::Suspended => self.reserve.max(share.away),
                 LeaseState::Active | LeaseState::Suspending | LeaseState::Resuming | LeaseState::Draining => {
-                    self.reserve.max(plus(has, share.away)).saturating_sub(has)
+                    whole.saturating_sub(has)
                 }
             }
         };

@@ -116,6 +116,9 @@ pub(crate) struct DeviceBook {
 impl DeviceBook {
     /// What leases could be given if all of them gave back: outsiders' and unproven bytes don't come back with a lease.
     pub(crate) fn ceiling(&self) -> Bytes {
+        if self.health == Health::Lost {
+            return Bytes::ZERO;
+        }
         self.capacity
             .saturating_sub(self.off_book.unwrap_or_default())
             .saturating_sub(self.charge.quarantined)

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use gpulease_words::{Bytes, DeviceId, Reason};
 
 use crate::accounts::{Node, NodeId, Resource};
-use crate::ledger::plus;
+use crate::ledger::{Health, plus};
 use crate::line::ask::{Ask, Post, Right, Stage, Want, resources};
-use crate::line::gate::Standing;
+use crate::line::gate::{Gate, Standing};
 use crate::line::placement::pins;
 use crate::line::shape::Use;
 use crate::line::units;
@@ -52,18 +52,38 @@ impl Arbiter {
             return on_device(Reason::Suspended, needs[0].0, needs[0].1, Bytes::ZERO);
         }
         let cost: Bytes = needs.iter().map(|(_, need)| *need).sum();
+        let lost = needs.iter().find(|(device, _)| self.ledger.book(*device).health == Health::Lost);
+        if let Some((device, need)) = lost {
+            return on_device(Reason::DeviceLost, *device, *need, Bytes::ZERO);
+        }
+        let at_store = |room| self.at_store(ask, &needs, room);
         self.at_limit(ask, cost)
-            .or_else(|| self.at_store(ask, &needs))
+            .or_else(|| at_store(if ask.post().is_some() { Gate::left } else { newcomers }))
             .or_else(|| self.short_device(ask, &needs))
+            .or_else(|| if self.is_parked_at_store(ask) { at_store(newcomers) } else { None })
             .or_else(|| self.behind_barriers(ask, cost))
             .unwrap_or_else(|| on_device(Reason::NoRoom, needs[0].0, needs[0].1, needs[0].1))
+    }
+
+    fn is_parked_at_store(&self, ask: &Ask) -> bool {
+        matches!(ask.post(), Some(Post::Parked(node, _)) if self.accounts.node(node).is_store())
+    }
+
+    /// Whether its accounts and the stores have room for it, so that only its devices are short.
+    pub(crate) fn waits_for_devices_alone(&self, ask: &Ask) -> bool {
+        if let Some(post) = ask.post() {
+            return post.collects();
+        }
+        let needs = self.needs(ask);
+        let cost: Bytes = needs.iter().map(|(_, need)| *need).sum();
+        self.behind_barriers(ask, cost).is_none() && self.at_store(ask, &needs, newcomers).is_none()
     }
 
     fn needs(&self, ask: &Ask) -> Vec<(DeviceId, Bytes)> {
         match &ask.stage {
             Stage::Barrier { needs, .. } => needs.clone(),
             Stage::InLine | Stage::OwnDrain | Stage::Leaving => {
-                self.line.least_missing(ask, None, &self.ledger)
+                self.line.least_missing(ask, None, &self.accounts, &self.ledger)
             }
         }
     }
@@ -121,7 +141,12 @@ impl Arbiter {
     }
 
     /// The store that has too little for it now: what may be pinned, or host memory for copies.
-    fn at_store(&self, ask: &Ask, needs: &[(DeviceId, Bytes)]) -> Option<Obstacle> {
+    fn at_store(
+        &self,
+        ask: &Ask,
+        needs: &[(DeviceId, Bytes)],
+        room_of: fn(&Gate) -> u64,
+    ) -> Option<Obstacle> {
         let shape = self.line.shape_of(ask);
         let copied = shape.purpose == Use::Growth && shape.hold == Pinning::Movable;
         let exempt = ask.right != Right::Lent && !copied;
@@ -131,11 +156,7 @@ impl Arbiter {
         if ask.post().is_some_and(Post::collects) {
             return None;
         }
-        let parked = ask.post().is_some();
-        let room = |store: NodeId| {
-            let gate = &self.accounts.node(store).bytes;
-            Bytes::new(if parked { gate.left() } else { gate.room(Standing::Newcomer) })
-        };
+        let room = |store: NodeId| Bytes::new(room_of(&self.accounts.node(store).bytes));
         let full = |route| {
             needs.iter().find_map(|(device, need)| {
                 let pinned = pins(route, shape, *device, ask.amount, &self.ledger).min(*need);
@@ -148,7 +169,9 @@ impl Arbiter {
             ..on_device(Reason::PinnedFull, device, asked, room)
         };
         let as_pinned = full(Pinning::Pinned);
-        if shape.hold == Pinning::Pinned || as_pinned.is_none() && shape.purpose == Use::Lease {
+        // A barrier waits for one way to be held, anyone else takes whichever there is.
+        let either = shape.purpose == Use::Lease && ask.post().is_none();
+        if shape.hold == Pinning::Pinned || as_pinned.is_none() && either {
             return as_pinned.map(pinned);
         }
         let context = |device| pins(Pinning::Movable, shape, device, Bytes::ZERO, &self.ledger);
@@ -189,6 +212,11 @@ impl Arbiter {
     }
 }
 
+/// What a gate leaves to anyone behind all barriers.
+fn newcomers(gate: &Gate) -> u64 {
+    gate.room(Standing::Newcomer)
+}
+
 fn on_device(reason: Reason, device: DeviceId, asked: Bytes, room: Bytes) -> Obstacle {
     let short_by = asked.saturating_sub(room);
     Obstacle { reason, short_by, device: Some(device), room, asked, account: None, store: None }
@@ -214,6 +242,7 @@ impl Obstacle {
                     Denial::AccountFull { account, limit, charged, asked: self.asked }
                 }
             }
+            (None, Some(device)) if self.reason == Reason::DeviceLost => Denial::DeviceLost { device },
             (None, Some(device)) => Denial::NoRoom { asked: self.asked, room: self.room, device },
             (None, None) => unreachable!("an obstacle is an account or a device"),
         }

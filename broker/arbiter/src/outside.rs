@@ -9,6 +9,8 @@ impl Arbiter {
     pub(crate) fn off_book(&mut self, device: DeviceId, bytes: Option<Bytes>) {
         if self.ledger.get(device).is_some() {
             self.ledger.set_off_book(device, bytes);
+            // What a guarantee could not cover for lack of memory it may cover now.
+            self.accounts.ease_all();
         }
     }
 

@@ -22,6 +22,8 @@ use crate::overlap::Receding;
 use crate::segment::{Claim, State};
 use crate::{Arbiter, Denial, Effect, Idleness, LeaseState, Notice, Occurrence, RequestId, Why};
 
+/// Through which a lease is asked for of which no member has a session: ids begin at one.
+const NOBODY: SessionId = SessionId::new(0);
 /// After so long a segment is tried again that the device could not make.
 const RESTORE_AGAIN: Duration = Duration::from_secs(1);
 /// A swap that takes so many times as long as the link should need is overdue.
@@ -85,6 +87,7 @@ impl Arbiter {
             stage,
             seniority: Seniority::Junior,
             right: Right::Lent,
+            covered_at: self.now,
             covered: Vec::new(),
             want: Want::Resume(lease),
         };
@@ -124,6 +127,12 @@ impl Arbiter {
         let of = self.lease_mut(lease);
         let starts = of.state == LeaseState::Suspended;
         of.state = LeaseState::Resuming;
+        if starts {
+            // What it had the last time it came back is not its own any more.
+            let shares = of.shares.values_mut();
+            shares
+                .for_each(|share| share.regained = plus(share.charge.set_aside, share.charge.in_segments()));
+        }
         for (device, need) in needs {
             let of = self.lease_mut(lease);
             let share = of.share_mut(*device);
@@ -156,11 +165,10 @@ impl Arbiter {
         self.recede_for(lease);
         self.settle_shares(lease);
         let lacks = self.leases[&lease].footprint().values().any(|need| !need.is_zero());
-        let session = holder
-            .and_then(|process| Some((process, self.processes.get(&process)?.sessions.first().copied()?)));
-        if lacks && let Some((process, session)) = session {
+        if lacks && let Some(process) = holder {
+            let session = self.processes.get(&process).and_then(|known| known.sessions.first().copied());
             // Without an id left nobody else could ask for its memory either.
-            drop(self.want_back(lease, process, session, Right::Returning));
+            drop(self.want_back(lease, process, session.unwrap_or(NOBODY), Right::Returning));
         }
         self.move_on(lease);
     }
@@ -186,7 +194,8 @@ impl Arbiter {
         }
         let copied = |id: &SegmentId| self.segments[id].state.is_copied();
         let of = &self.leases[&lease];
-        if of.residence.ask.is_none() && !of.segments.iter().any(copied) {
+        let whole = of.residence.ask.is_none() && of.footprint().values().all(|lack| lack.is_zero());
+        if whole && !of.segments.iter().any(copied) {
             self.is_back(lease);
         }
     }
@@ -309,7 +318,9 @@ impl Arbiter {
             .members
             .iter()
             .filter_map(|member| Some((*member, self.processes.get(member)?.sessions.first().copied()?)));
-        let mut heirs = others.chain(member.filter(|_| right == Right::Returning));
+        // A lease that has begun to come back has to: where no member speaks to the broker, it is asked for all the same.
+        let silent = self.leases[&lease].members.iter().map(|member| (*member, NOBODY));
+        let mut heirs = others.chain(member.chain(silent).filter(|_| right == Right::Returning));
         if let Some((process, session)) = heirs.find(|(process, session)| !gone(*process, *session)) {
             drop(self.want_back(lease, process, session, right));
         }

@@ -36,7 +36,9 @@ impl Arbiter {
         for (device, need) in &needs {
             self.accounts.count(account, *device, *need);
         }
-        self.line.get_mut(id).covered = needs;
+        let now = self.now;
+        let ask = self.line.get_mut(id);
+        (ask.covered, ask.covered_at) = (needs, now);
         self.line.set_right(id, Right::Guaranteed, &mut self.accounts, &self.ledger);
     }
 
@@ -63,9 +65,14 @@ impl Arbiter {
         if ask.amount == amount && *self.line.shape_of(ask) == shape {
             return;
         }
+        let (right, covered_at) = (ask.right, ask.covered_at);
         self.demote(id);
         self.line.reshape(id, shape, amount, &mut self.accounts, &self.ledger);
         self.promote(id);
+        let ask = self.line.get_mut(id);
+        if right == Right::Guaranteed && ask.right == right {
+            ask.covered_at = covered_at;
+        }
     }
 
     /// What the ask needs on devices of its wish where a guarantee covers it.
@@ -109,11 +116,17 @@ impl Arbiter {
         if !self.accounts.is_there(node) {
             return None;
         }
-        let barriers = self.accounts.node(node).bytes.asks().map(|turn| self.line.get(turn.ask));
+        let below = |id: &AskId| {
+            let mut path = self.accounts.path(self.line.get(*id).account);
+            path.any(|(above, _)| above == node)
+        };
+        let barriers = self.accounts.node(node).bytes.asks().map(|turn| turn.ask);
+        // One that nothing but a guarantee could give what it needs stands at no gate.
+        let barriers = barriers.chain(self.line.piles.hopeless().filter(below)).map(|id| self.line.get(id));
         let lent = barriers.filter(|ask| ask.right == Right::Lent).take(LOOKED_AT);
         let found = lent.filter_map(|ask| Some((ask.id, self.covered_needs(ask)?))).next();
         found.or_else(|| {
-            let room = |device| Some(self.accounts.uncovered(node, device));
+            let room = |device| Some(self.accounts.coverable_below(node, device));
             self.line.first_covered(node, &self.ledger, &room, &|ask| self.covered_needs(ask))
         })
     }

@@ -83,7 +83,7 @@ impl Arbiter {
         if !self.accounts.stores.bind() {
             return Ok(());
         }
-        let guarantee = self.accounts.largest_guarantee(account);
+        let guarantee = self.accounts.coverable(account);
         let whole = |device| reserve.saturating_add(self.overhead_alone(process, device));
         let holds = |device: &DeviceId| {
             let (_, most) = self.accounts.pinned_figures(*device, self.ledger.book(*device).capacity);

@@ -1,10 +1,10 @@
 //! Client processes: what they do next, by their temper.
 
-use gpulease_arbiter::{Event, Peer, RequestId};
+use gpulease_arbiter::{Authority, Event, Idleness, Peer, RequestId};
 use gpulease_words::{LeaseId, ProcessId, SegmentId, SessionId};
 
 use super::dice::Dice;
-use super::model::{Aim, Model, SegmentFact, SegmentState, Standing};
+use super::model::{Aim, Journey, Model, SegmentFact, SegmentState, Standing};
 use super::wish;
 
 /// What kind of client it is.
@@ -70,19 +70,53 @@ pub(super) enum Step {
     Lie,
     Flood,
     Die,
+    Enter,
+    Idle,
+    Pin,
+}
+
+impl Step {
+    /// Whether nobody's promise suffers from it.
+    const fn is_upright(self) -> bool {
+        match self {
+            Self::Drift
+            | Self::Return
+            | Self::MapAlong
+            | Self::Lie
+            | Self::Pin
+            | Self::WalkOff
+            | Self::Close
+            | Self::Admit
+            | Self::Join
+            | Self::Unmap => false,
+            Self::Open
+            | Self::Ask
+            | Self::TakeUp
+            | Self::Withdraw
+            | Self::Resize
+            | Self::Release
+            | Self::Allocate
+            | Self::Abandon
+            | Self::Free
+            | Self::Flood
+            | Self::Die
+            | Self::Enter
+            | Self::Idle => true,
+        }
+    }
 }
 
 impl Temper {
     /// How often it takes each step.
     fn steps(self) -> Vec<(u64, Step)> {
         let all = match self {
-            Self::Good => [8, 1, 1, 8, 9, 4, 1, 1, 2, 2, 3, 4, 14, 3, 9, 2, 4, 0, 0, 1],
-            Self::Impatient => [8, 2, 1, 8, 12, 4, 4, 8, 1, 1, 3, 8, 10, 6, 8, 1, 4, 0, 0, 1],
-            Self::Greedy => [6, 0, 1, 8, 14, 4, 1, 1, 3, 3, 6, 1, 22, 6, 3, 2, 1, 0, 0, 1],
-            Self::Hanging => [6, 0, 2, 1, 6, 0, 3, 0, 2, 1, 1, 0, 8, 0, 0, 2, 0, 0, 0, 0],
-            Self::Lying => [6, 2, 2, 4, 6, 4, 2, 2, 4, 3, 4, 2, 8, 2, 6, 2, 1, 20, 1, 1],
-            Self::Flooding => [6, 2, 1, 4, 6, 2, 1, 2, 1, 2, 2, 3, 8, 1, 4, 0, 4, 1, 6, 0],
-            Self::Frail => [8, 2, 8, 10, 8, 8, 8, 2, 3, 3, 2, 2, 12, 4, 3, 2, 2, 0, 0, 8],
+            Self::Good => [8, 1, 1, 8, 9, 4, 1, 1, 2, 2, 3, 4, 14, 3, 9, 2, 4, 0, 0, 1, 6, 3, 0],
+            Self::Impatient => [8, 2, 1, 8, 12, 4, 4, 8, 1, 1, 3, 8, 10, 6, 8, 1, 4, 0, 0, 1, 6, 2, 0],
+            Self::Greedy => [6, 0, 1, 8, 14, 4, 1, 1, 3, 3, 6, 1, 22, 6, 3, 2, 1, 0, 0, 1, 8, 0, 1],
+            Self::Hanging => [6, 0, 2, 1, 6, 0, 3, 0, 2, 1, 1, 0, 8, 0, 0, 2, 0, 0, 0, 0, 1, 1, 0],
+            Self::Lying => [6, 2, 2, 4, 6, 4, 2, 2, 4, 3, 4, 2, 8, 2, 6, 2, 1, 20, 1, 1, 4, 3, 1],
+            Self::Flooding => [6, 2, 1, 4, 6, 2, 1, 2, 1, 2, 2, 3, 8, 1, 4, 0, 4, 1, 6, 0, 4, 1, 0],
+            Self::Frail => [8, 2, 8, 10, 8, 8, 8, 2, 3, 3, 2, 2, 12, 4, 3, 2, 2, 0, 0, 8, 6, 1, 1],
         };
         let steps = [
             Step::Open,
@@ -105,6 +139,9 @@ impl Temper {
             Step::Lie,
             Step::Flood,
             Step::Die,
+            Step::Enter,
+            Step::Idle,
+            Step::Pin,
         ];
         all.into_iter().zip(steps).collect()
     }
@@ -123,7 +160,11 @@ impl Actor {
         dice: &mut Dice,
         next: &mut dyn FnMut() -> RequestId,
     ) -> Vec<Deed> {
-        let step = *dice.weighted(&self.temper.steps());
+        let mut steps = self.temper.steps();
+        if model.upright {
+            steps.retain(|(_, step)| step.is_upright());
+        }
+        let step = *dice.weighted(&steps);
         let scene = Scene { me: self.peer.process, model };
         // Without a session there is little else to do.
         let step = if scene.sessions().is_empty() && !dice.one_in(4) { Step::Open } else { step };
@@ -160,6 +201,14 @@ impl Scene<'_> {
         dice.pick(&mine.map(|(id, _)| id).collect::<Vec<_>>()).copied()
     }
 
+    /// One of them that is away or on its way; now and then any.
+    fn lease_away(&self, dice: &mut Dice) -> Option<LeaseId> {
+        let mine = self.model.standing_leases().filter(|(_, lease)| lease.members.contains(&self.me));
+        let away = mine.filter(|(_, lease)| lease.journey != Journey::Active);
+        let away: Vec<LeaseId> = away.map(|(id, _)| id).collect();
+        dice.pick(&away).copied().or_else(|| if dice.one_in(8) { self.lease(dice) } else { None })
+    }
+
     /// Segments it allocated.
     pub(super) fn segments(&self) -> Vec<(SegmentId, LeaseId)> {
         let mine =
@@ -172,7 +221,7 @@ impl Scene<'_> {
         let mine = self.model.asks.iter().filter(|ask| ask.peer.process == self.me && of(ask.standing));
         let named = mine.filter_map(|ask| match ask.aim {
             Aim::Lease { name, .. } => Some((ask.session, name)),
-            Aim::Growth { .. } => None,
+            Aim::Growth { .. } | Aim::Resume { .. } => None,
         });
         named.collect()
     }
@@ -194,6 +243,7 @@ impl Scene<'_> {
                 let times = dice.between(3, 20);
                 (0..times).filter_map(|_| self.say(again, actor, dice, next)).map(Deed::Say).collect()
             }
+            Step::Release if self.model.upright => self.give_all_back(dice, next),
             Step::Lie => wish::lie(self, dice, next).map(Deed::Say).into_iter().collect(),
             Step::Open
             | Step::Close
@@ -208,7 +258,10 @@ impl Scene<'_> {
             | Step::Resize
             | Step::Release
             | Step::Allocate
-            | Step::Abandon => self.say(step, actor, dice, next).map(Deed::Say).into_iter().collect(),
+            | Step::Abandon
+            | Step::Enter
+            | Step::Idle
+            | Step::Pin => self.say(step, actor, dice, next).map(Deed::Say).into_iter().collect(),
         }
     }
 
@@ -257,8 +310,25 @@ impl Scene<'_> {
                     matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
                         && matches!(ask.aim, Aim::Growth { .. })
                 });
-                let requests: Vec<RequestId> = hopes.filter_map(|ask| ask.request).chain(made).collect();
+                let leases = self.model.standing_leases().flat_map(|(_, lease)| lease.resumers.iter());
+                let waits = leases.filter(|(_, session)| self.sessions().contains(session));
+                let waits = waits.map(|(request, _)| *request);
+                let requests: Vec<RequestId> =
+                    hopes.filter_map(|ask| ask.request).chain(made).chain(waits).collect();
                 Some(Event::Abandoned { request: *dice.pick(&requests)? })
+            }
+            Step::Enter => {
+                let (session, lease) = (self.session(dice)?, self.lease_away(dice)?);
+                Some(Event::Resume { request: next(), session, lease })
+            }
+            Step::Idle => {
+                let (session, lease) = (self.session(dice)?, self.lease(dice)?);
+                let idleness = if dice.one_in(3) { Idleness::Busy } else { Idleness::Idle };
+                Some(Event::Idle { session, lease, idleness })
+            }
+            Step::Pin => {
+                let (session, lease) = (self.session(dice)?, self.lease(dice)?);
+                Some(Event::Pin { request: next(), session, lease })
             }
             Step::Free | Step::MapAlong | Step::Unmap | Step::Lie | Step::Flood | Step::Die => None,
         }
@@ -274,7 +344,7 @@ impl Scene<'_> {
             .filter(|ask| ask.peer.process == self.me && (any || ask.request.is_none()));
         let named = mine.filter_map(|ask| match &ask.aim {
             Aim::Lease { name, terms } => Some((ask.session, *name, terms.clone())),
-            Aim::Growth { .. } => None,
+            Aim::Growth { .. } | Aim::Resume { .. } => None,
         });
         let (session, ask_name, terms) = dice.pick(&named.collect::<Vec<_>>())?.clone();
         Some(Event::Acquire { request: next(), session, ask_name, terms })
@@ -292,6 +362,21 @@ impl Scene<'_> {
             true => vec![say],
             false => vec![Deed::Unmap(segment), say],
         }
+    }
+
+    /// Gives a lease back with all that it has mapped of it.
+    fn give_all_back(&self, dice: &mut Dice, next: &mut dyn FnMut() -> RequestId) -> Vec<Deed> {
+        let (Some(lease), Some(session)) = (self.lease(dice), self.sessions().first().copied()) else {
+            return Vec::new();
+        };
+        let mut deeds = Vec::new();
+        for (segment, _) in self.segments().into_iter().filter(|(_, of)| *of == lease) {
+            deeds.push(Deed::Unmap(segment));
+            deeds.push(Deed::Say(Event::Free { request: next(), session, lease, segment }));
+        }
+        let authority = Authority::Session(self.model.leases[&lease].owner);
+        deeds.push(Deed::Say(Event::Release { request: next(), authority, lease }));
+        deeds
     }
 
     /// Maps what another member of its lease allocated, as forked workers do.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use gpulease_arbiter::{Denial, Effect, Event, Notice};
+use gpulease_arbiter::{Denial, Effect, Event, Notice, Occurrence};
 
-/// The names of a closed enum's variants, and the name of one value's. Behind the semicolon: what does not happen in this
-/// world, where nothing moves and budgets stay.
+/// The names of a closed enum's variants, and the name of one value's. Behind the semicolon: what no simulated host
+/// leads to.
 macro_rules! kinds {
     ($name:ident, $all:ident, $of:ident: $($variant:ident)*; $($still:ident)*) => {
         const $all: &[&str] = &[$(stringify!($variant),)*];
@@ -22,23 +22,28 @@ macro_rules! kinds {
 
 kinds! { event_name, EVENTS, Event:
     Open Adrift Rejoined Close Died Acquire Unattended Withdraw Join Admit Resize Release Allocate Abandoned Created
-    CreateFailed Claimed Free Freed Unproven OffBook Overhead DeviceLost Recall;
-    Drained SwappedOut SwapFailed Resume Restored Idle Pin SetBudgets
+    CreateFailed Claimed Free Freed Unproven OffBook Overhead DeviceLost Recall
+    Drained SwappedOut SwapFailed Resume Restored Idle Pin SetBudgets;
 }
 
 kinds! { effect_name, EFFECTS, Effect:
     Opened Denied Done Queued Granted Joined Resized Released Recalled Create Allocated Reclaim Notify Overdue
-    LeaseGone SessionGone ProcessGone;
-    Restore Forget Resumed Signal Occurred
+    LeaseGone SessionGone ProcessGone Restore Forget Resumed Signal Occurred;
 }
 
-kinds! { notice_name, NOTICES, Notice: Recall Ended; Suspend SwapOut SuspendCancelled SegmentBack Pinned }
+kinds! { notice_name, NOTICES, Notice:
+    Recall Ended Suspend SwapOut SuspendCancelled SegmentBack Pinned;
+}
+
+kinds! { occurrence_name, OCCURRENCES, Occurrence:
+    Suspending Suspended Resuming Resumed SuspendCancelled SwapFailed Pinned Terminated;
+}
 
 kinds! { denial_name, DENIALS, Denial:
     OverBudget AccountFull TooLarge TooManyDevices BeyondLease NoRoom WaitOver TooMany NoSuchLease NoSuchSegment
     NoSuchDevice NoSuchSession Malformed WouldDeadlock Ending Overdue DeviceRefused DeviceLost Withdrawn EndedByOther
-    OutOfIds NotAllowed AccountDue;
-    Suspended ArenaFull PinnedFull GuaranteesTooLarge GuaranteeOverParent GuaranteeOverLimit GuaranteeUncounted
+    OutOfIds NotAllowed AccountDue Suspended ArenaFull PinnedFull GuaranteesTooLarge GuaranteeOverParent
+    GuaranteeOverLimit GuaranteeUncounted;
 }
 
 /// How often each kind of thing happened.
@@ -86,6 +91,10 @@ impl Coverage {
         }
     }
 
+    pub(super) fn occurrence(&mut self, what: &Occurrence) {
+        self.count("occurrence", occurrence_name(what));
+    }
+
     /// Counts something that is worth knowing about a run.
     pub(super) fn case(&mut self, what: &'static str) {
         self.count("case", what);
@@ -105,7 +114,13 @@ impl Coverage {
     /// Every variant that never occurred, as `event Open` and the like.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
-        let all = [("event", EVENTS), ("effect", EFFECTS), ("notice", NOTICES), ("denial", DENIALS)];
+        let all = [
+            ("event", EVENTS),
+            ("effect", EFFECTS),
+            ("notice", NOTICES),
+            ("occurrence", OCCURRENCES),
+            ("denial", DENIALS),
+        ];
         let pairs = all.iter().flat_map(|(of, names)| names.iter().map(move |name| (*of, *name)));
         pairs
             .filter(|pair| !self.counts.contains_key(pair))

@@ -8,26 +8,35 @@
 
 mod allocations;
 mod asks;
+mod bound;
 mod demands;
 mod facts;
 mod fates;
 mod grants;
+mod guarantee;
 mod hear;
+mod journey;
 mod ledger;
 mod line;
+mod passage;
+mod placement;
+mod recall;
+mod returns;
 mod see;
 mod settle;
+mod stores;
+mod telling;
 mod verdicts;
 mod views;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_arbiter::{Budgets, DeviceSpec, Policy, RequestId, Time};
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId};
 
 pub(super) use facts::{
-    Aim, AskFact, DeviceFact, LeaseFact, Node, ProcessFact, RecallFact, RequestFact, SegmentFact,
-    SegmentState, SessionFact, Standing, Verdict,
+    Aim, AskFact, Before, DeviceFact, Journey, LeaseFact, Node, ProcessFact, RecallFact, RequestFact,
+    SegmentFact, SegmentState, SessionFact, Standing, Verdict,
 };
 
 /// A rule that was broken, in words.
@@ -48,9 +57,14 @@ pub(super) use ensure;
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) now: Time,
+    /// Everybody answers in time, so that what was promised must be kept.
+    pub(super) upright: bool,
     pub(super) policy: Policy,
     pub(super) budgets: Budgets,
     pub(super) devices: Vec<DeviceFact>,
+    pub(super) specs: Vec<DeviceSpec>,
+    /// In the step that is judged now.
+    pub(super) budgets_changed: bool,
     pub(super) processes: BTreeMap<ProcessId, ProcessFact>,
     pub(super) sessions: BTreeMap<SessionId, SessionFact>,
     /// In the order in which they came.
@@ -67,6 +81,14 @@ pub(super) struct Model {
     pub(super) rebound: BTreeMap<usize, Vec<DeviceId>>,
     /// Where new leases are, as the arbiter shows it, for a sentence.
     pub(super) shown: BTreeMap<LeaseId, Vec<DeviceId>>,
+    /// The asks that wait after the step that is judged now.
+    pub(super) still_waits: BTreeSet<gpulease_words::AskId>,
+    /// Which new leases may be suspended, and which a guarantee covers, as the arbiter shows it.
+    pub(super) marks: BTreeMap<LeaseId, (bool, bool)>,
+    /// Whose they are, and since when they were asked for.
+    pub(super) shown_since: BTreeMap<LeaseId, (gpulease_words::Pid, Time)>,
+    /// Asks that guarantees put before others in the step that is judged now.
+    pub(super) newly_covered: u32,
     /// What was measured of those contexts.
     pub(super) measured: BTreeMap<(ProcessId, DeviceId), Bytes>,
 }
@@ -82,9 +104,12 @@ impl Model {
         };
         Self {
             now: Time::START,
+            upright: false,
             policy,
             budgets,
             devices: devices.iter().map(device).collect(),
+            specs: devices.to_vec(),
+            budgets_changed: false,
             processes: BTreeMap::new(),
             sessions: BTreeMap::new(),
             asks: Vec::new(),
@@ -95,6 +120,10 @@ impl Model {
             contexts: BTreeMap::new(),
             rebound: BTreeMap::new(),
             shown: BTreeMap::new(),
+            still_waits: BTreeSet::new(),
+            newly_covered: 0,
+            marks: BTreeMap::new(),
+            shown_since: BTreeMap::new(),
             measured: BTreeMap::new(),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use gpulease_arbiter::{Budgets, Denial, Effect, Event, Notice, Policy, RequestId};
+use gpulease_arbiter::{Budgets, Denial, Effect, Event, Notice, Occurrence, Policy, RequestId};
 use gpulease_words::{Bytes, LeaseId, SegmentId, SessionId};
 
 /// One way to break the rules.
@@ -67,6 +67,22 @@ pub enum Mutant {
     UsesLostDevices,
     /// Two grants change places.
     SwapsGrants,
+    /// Asks become barriers late, and are overtaken when nothing may overtake them any more.
+    OvertakesBarriers,
+    /// A lease that a guarantee covers is told to leave.
+    SuspendsGuaranteed,
+    /// What is swapped out is credited before the device has proven it.
+    CreditsAtSuspend,
+    /// A lease is called back with half of its bytes.
+    ResumesHalf,
+    /// The last member's word that it drained is lost, and so is what should follow.
+    LosesWakeUps,
+    /// A flood of one user's small asks goes before older asks of others: nobody is ever a barrier, and no share counts.
+    FavoursFloods,
+    /// What is guaranteed goes unnoticed.
+    IgnoresGuarantees,
+    /// A lease is taken away as soon as it has its memory.
+    IgnoresResidency,
 }
 
 impl Mutant {
@@ -100,6 +116,14 @@ impl Mutant {
         Self::KeepsEndsQuiet,
         Self::UsesLostDevices,
         Self::SwapsGrants,
+        Self::OvertakesBarriers,
+        Self::SuspendsGuaranteed,
+        Self::CreditsAtSuspend,
+        Self::ResumesHalf,
+        Self::LosesWakeUps,
+        Self::FavoursFloods,
+        Self::IgnoresGuarantees,
+        Self::IgnoresResidency,
     ];
 
     /// What the arbiter is told of the policy.
@@ -113,6 +137,21 @@ impl Mutant {
                     unattended_grace: policy.unattended_grace,
                     ..Policy::default()
                 };
+            }
+            Self::OvertakesBarriers => {
+                policy.max_wait *= 4;
+                each_budget(budgets, |budget| budget.max_wait = budget.max_wait.map(|wait| wait * 4));
+            }
+            Self::FavoursFloods => {
+                policy.max_wait = Duration::from_secs(1 << 30);
+                each_budget(budgets, |budget| {
+                    (budget.weight, budget.max_wait) = (NonZeroU32::MIN, None);
+                });
+            }
+            Self::IgnoresGuarantees => each_budget(budgets, |budget| budget.guarantee = Bytes::ZERO),
+            Self::IgnoresResidency => {
+                policy.min_residency = Duration::ZERO;
+                policy.swap_bytes_per_second = Bytes::MAX;
             }
             Self::IgnoresWeights => each_budget(budgets, |budget| budget.weight = NonZeroU32::MIN),
             Self::IgnoresLimits => each_budget(budgets, |budget| budget.limit = None),
@@ -139,6 +178,10 @@ impl Mutant {
             | Self::KeepsRecallsQuiet
             | Self::KeepsEndsQuiet
             | Self::UsesLostDevices
+            | Self::SuspendsGuaranteed
+            | Self::CreditsAtSuspend
+            | Self::ResumesHalf
+            | Self::LosesWakeUps
             | Self::SwapsGrants => {}
         }
     }
@@ -180,6 +223,11 @@ impl Meddler {
         }
     }
 
+    /// Whether it has to be told which lease a guarantee covers.
+    pub(super) fn wants_owed(&self) -> bool {
+        self.mutant == Mutant::SuspendsGuaranteed
+    }
+
     pub(super) fn sleeps(&self) -> bool {
         self.mutant == Mutant::Sleeps
     }
@@ -208,6 +256,14 @@ impl Meddler {
             (Mutant::HandsOverUnmade, Event::Created { segment }) if self.credited.contains(segment) => {
                 Vec::new()
             }
+            (Mutant::CreditsAtSuspend, Event::SwappedOut { segment, .. }) => {
+                self.credited.insert(*segment);
+                vec![event.clone(), Event::Freed { segment: *segment }]
+            }
+            (Mutant::CreditsAtSuspend, Event::Freed { segment }) if self.credited.remove(segment) => {
+                Vec::new()
+            }
+            (Mutant::LosesWakeUps, Event::Drained { .. }) => Vec::new(),
             (Mutant::LosesFreed, Event::Freed { .. })
             | (Mutant::MissesDeaths, Event::Died { .. })
             | (Mutant::MissesOutsiders, Event::OffBook { .. })
@@ -248,7 +304,7 @@ impl Meddler {
     }
 
     /// What the world sees of the arbiter's effects, and events that the arbiter hears at once.
-    pub(super) fn says(&mut self, effects: Vec<Effect>) -> (Vec<Effect>, Vec<Event>) {
+    pub(super) fn says(&mut self, effects: Vec<Effect>, owed: Option<LeaseId>) -> (Vec<Effect>, Vec<Event>) {
         let (mut said, mut forged) = (Vec::new(), Vec::new());
         for effect in effects {
             self.remember(&effect);
@@ -273,6 +329,15 @@ impl Meddler {
                     if self.now() => {}
                 (Mutant::KeepsRecallsQuiet, Effect::Notify { notice: Notice::Recall { .. }, .. })
                 | (Mutant::KeepsEndsQuiet, Effect::Notify { notice: Notice::Ended { .. }, .. }) => {}
+                (Mutant::SuspendsGuaranteed, Effect::Occurred { what: Occurrence::Suspending, lease }) => {
+                    let lease = owed.unwrap_or(*lease);
+                    said.push(Effect::Occurred { lease, what: Occurrence::Suspending });
+                }
+                (Mutant::ResumesHalf, Effect::Restore { segment, lease, device, bytes, process }) => {
+                    let (segment, lease, device, process) = (*segment, *lease, *device, *process);
+                    let bytes = Bytes::new(bytes.get() / 2);
+                    said.push(Effect::Restore { segment, lease, device, bytes, process });
+                }
                 (Mutant::SaysNothing, Effect::Denied { request, .. }) => {
                     said.push(Effect::Denied { request: *request, denial: Denial::Malformed("no") });
                 }

@@ -31,6 +31,7 @@ enum Intrusion {
     Newcomer,
     WakeForNothing,
     Client,
+    Budgets,
 }
 
 impl World {
@@ -52,15 +53,18 @@ impl World {
     }
 
     fn intrude(&mut self) -> Check {
+        let faults = u64::from(!self.upright);
+        let changes = u64::from(!self.upright && self.model.binds());
         let intrusion = *self.dice.weighted(&[
             (400, Intrusion::Client),
-            (16, Intrusion::Strangers),
-            (20, Intrusion::Witness),
-            (12, Intrusion::Operator),
-            (1, Intrusion::LostDevice),
+            (16 * faults, Intrusion::Strangers),
+            (20 * faults, Intrusion::Witness),
+            (12 * faults, Intrusion::Operator),
+            (faults, Intrusion::LostDevice),
             (5, Intrusion::ChildDies),
             (6, Intrusion::Newcomer),
             (6, Intrusion::WakeForNothing),
+            (3 * changes, Intrusion::Budgets),
         ]);
         match intrusion {
             Intrusion::Client => self.client_acts(),
@@ -74,7 +78,30 @@ impl World {
                 Ok(())
             }
             Intrusion::WakeForNothing => self.wake_for_nothing(),
+            Intrusion::Budgets => self.budgets_change(),
         }
+    }
+
+    /// The operator says other budgets, which may be impossible.
+    fn budgets_change(&mut self) -> Check {
+        let specs = self.model.specs.clone();
+        let total: u64 = specs.iter().map(|d| d.capacity.get() >> 21).sum();
+        let mut budgets = super::setting::budgets(&mut self.dice, total);
+        if self.dice.one_in(2) {
+            budgets = super::setting::owe(&mut self.dice, budgets, &self.model.policy, &specs);
+        } else if self.dice.one_in(2) {
+            budgets.groups.values_mut().for_each(|group| group.guarantee = granules(total));
+        }
+        // Where nothing is bounded any more nothing moves either: that is another world.
+        let (policy, guaranteed) = (&self.model.policy, |b: &gpulease_arbiter::Budgets| {
+            let users = b.users.values().any(|user| !user.guarantee.is_zero());
+            users || b.groups.values().any(|group| !group.guarantee.is_zero())
+        });
+        if policy.arena.is_zero() && policy.pinned_max.is_none() && !guaranteed(&budgets) {
+            return Ok(());
+        }
+        let request = self.request();
+        self.deliver(Event::SetBudgets { request, budgets: Box::new(budgets) })
     }
 
     fn client_acts(&mut self) -> Check {
@@ -198,11 +225,13 @@ impl World {
             let names: Vec<_> = old.iter().map(|i| self.model.asks[*i].id).collect();
             ensure!(
                 self.now <= until,
-                "I6: of {names:?} one still waits at {:?}: {:?}",
+                "I6: of {names:?} one still waits at {:?}: {}",
                 self.now,
-                self.snapshot()
+                self.model.describe_all()
             );
-            self.tend(Newcomers::Ask)?;
+            // Whom a guarantee covers goes first, however long others waited for an account's limit.
+            let guarantees = self.model.binds();
+            self.tend(if guarantees { Newcomers::None } else { Newcomers::Ask })?;
         }
         Ok(())
     }

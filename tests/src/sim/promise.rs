@@ -9,6 +9,10 @@ use super::model::{Broken, ensure};
 pub(super) fn unchanged(before: &Snapshot, after: &Snapshot, what: &str) -> Result<(), Broken> {
     let mut same = before.clone();
     (same.generation, same.at) = (after.generation, after.at);
+    // A promise that time has passed by is not shown any more.
+    for view in &mut same.waiting {
+        view.at_latest = view.at_latest.filter(|at| *at >= after.at);
+    }
     if same == *after {
         return Ok(());
     }
@@ -56,7 +60,8 @@ fn wait_says_why(ask: &AskView) -> Result<(), Broken> {
         | Reason::Recalled
         | Reason::ArenaFull
         | Reason::PinnedFull
-        | Reason::Suspended => true,
+        | Reason::Suspended
+        | Reason::DeviceLost => true,
         Reason::OverBudget
         | Reason::TooLarge
         | Reason::BeyondLease
@@ -71,7 +76,6 @@ fn wait_says_why(ask: &AskView) -> Result<(), Broken> {
         | Reason::Ending
         | Reason::Overdue
         | Reason::DeviceRefused
-        | Reason::DeviceLost
         | Reason::Withdrawn
         | Reason::Stopping
         | Reason::ImpossibleBudget

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use gpulease_arbiter::{Budget, Budgets, DeviceSpec, Peer, Policy};
+use gpulease_arbiter::{Budget, Budgets, DeviceSpec, OnOverdue, Peer, Pinning, Policy};
 use gpulease_words::{Bytes, DeviceId, GRANULARITY, Pid, ProcessId, Uid};
 
 use super::actor::{Actor, Temper};
@@ -27,6 +27,19 @@ pub(super) struct Setting {
     pub(super) actors: Vec<Actor>,
     /// How many things happen before the faults stop.
     pub(super) steps: u32,
+    /// Nobody lies, hangs or fails, so that all that is promised must be kept.
+    pub(super) upright: bool,
+}
+
+/// Whether leases move in a world, and who lives in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Nothing moves and nothing is guaranteed.
+    Still,
+    /// Leases move, and clients are as they are.
+    Moving,
+    /// Leases move, and everyone does what he should.
+    Upright,
 }
 
 /// So many granules of 2 MiB.
@@ -36,13 +49,70 @@ pub(super) fn granules(n: u64) -> Bytes {
 
 impl Setting {
     pub(super) fn draw(dice: &mut Dice) -> Self {
+        let kind = *dice.weighted(&[(4, Kind::Still), (4, Kind::Moving), (2, Kind::Upright)]);
         let devices = devices(dice);
         let total: u64 = devices.iter().map(|d| d.capacity.get() / GRANULARITY.get()).sum();
-        let budgets = budgets(dice, total);
+        let (mut budgets, mut policy) = (budgets(dice, total), policy(dice));
+        if kind != Kind::Still {
+            let least = devices.iter().map(|d| d.capacity.get() / GRANULARITY.get()).min().unwrap_or(1);
+            move_memory(dice, &mut policy, total, least);
+            budgets = owe(dice, budgets, &policy, &devices);
+        }
+        let upright = kind == Kind::Upright;
+        let mood = |dice: &mut Dice| if upright { Mood::Prompt } else { mood(dice) };
         let cards = devices.iter().map(|spec| Card::new(spec.id, spec.capacity, mood(dice))).collect();
-        let actors = actors(dice);
-        Self { policy: policy(dice), budgets, cards, actors, devices, steps: dice.count(60, 320) }
+        let mut actors = actors(dice);
+        for actor in actors.iter_mut().filter(|_| upright) {
+            actor.temper = *dice.weighted(&[(4, Temper::Good), (3, Temper::Greedy), (2, Temper::Flooding)]);
+        }
+        Self { policy, budgets, cards, actors, devices, steps: dice.count(60, 320), upright }
     }
+}
+
+/// Leases can leave their devices, for host memory.
+fn move_memory(dice: &mut Dice, policy: &mut Policy, total: u64, least: u64) {
+    let seconds = |dice: &mut Dice, low, high| Duration::from_secs(dice.between(low, high));
+    policy.arena = if dice.one_in(8) { Bytes::ZERO } else { granules(dice.between(total / 2, 2 * total)) };
+    policy.pinned_max = dice.one_in(3).then(|| granules(dice.between(0, least / 3)));
+    policy.headroom = if dice.one_in(4) { granules(dice.between(0, 3)) } else { Bytes::ZERO };
+    policy.min_residency = seconds(dice, 0, 40);
+    policy.recall_deadline = seconds(dice, 1, 15);
+    policy.drain_deadline = seconds(dice, 1, 15);
+    policy.swap_bytes_per_second = granules(dice.between(4, 64));
+}
+
+/// Some accounts are owed memory; where what is drawn can't be kept, less is.
+pub(super) fn owe(dice: &mut Dice, budgets: Budgets, policy: &Policy, devices: &[DeviceSpec]) -> Budgets {
+    let least = devices.iter().map(|d| d.capacity.get() / GRANULARITY.get()).min().unwrap_or(1);
+    for most in [least / 2, least / 3, least / 6] {
+        let mut owed = budgets.clone();
+        for (n, name) in GROUPS.iter().enumerate() {
+            if let Some(group) = owed.groups.get_mut(*name) {
+                group.guarantee = granules(dice.between(0, most)).min(group.limit.unwrap_or(Bytes::MAX));
+                let own = group.guarantee;
+                let uid = Uid::new(FIRST_UID + 2 * u32::try_from(n).expect("few groups"));
+                if let Some(user) = owed.users.get_mut(&uid) {
+                    user.guarantee = granules(dice.between(0, most)).min(own).min(user.limit.unwrap_or(own));
+                    owed.memberships.insert(uid, (*name).to_owned());
+                }
+            }
+        }
+        let single = Uid::new(FIRST_UID + 4);
+        if dice.one_in(2) {
+            let guarantee = granules(dice.between(0, most));
+            owed.users.insert(single, Budget { guarantee, ..Budget::default() });
+        }
+        for budget in owed.users.values_mut().chain(owed.groups.values_mut()) {
+            budget.max_wait = dice.one_in(5).then(|| Duration::from_secs(dice.between(1, 60)));
+            budget.pinning = if dice.one_in(12) { Pinning::Pinned } else { Pinning::Movable };
+            let grace = Duration::from_secs(dice.between(1, 5));
+            budget.on_overdue = dice.one_in(5).then_some(OnOverdue::Terminate { grace });
+        }
+        if owed.fit(policy, devices).is_ok() {
+            return owed;
+        }
+    }
+    Budgets::default()
 }
 
 fn devices(dice: &mut Dice) -> Vec<DeviceSpec> {
@@ -83,7 +153,7 @@ fn policy(dice: &mut Dice) -> Policy {
     policy
 }
 
-fn budgets(dice: &mut Dice, total: u64) -> Budgets {
+pub(super) fn budgets(dice: &mut Dice, total: u64) -> Budgets {
     let groups = GROUPS.iter().filter(|_| dice.clone().one_in(2)).collect::<Vec<_>>();
     let groups: BTreeMap<String, Budget> =
         groups.into_iter().map(|name| ((*name).to_owned(), budget(dice, total))).collect();

@@ -54,7 +54,17 @@ impl Subject {
                 self.effects.extend(fresh);
                 return;
             };
-            let (said, forged) = meddler.says(fresh);
+            let owed = match meddler.wants_owed() {
+                true => self
+                    .arbiter
+                    .snapshot(now)
+                    .leases
+                    .iter()
+                    .find(|lease| lease.guaranteed)
+                    .map(|lease| lease.id),
+                false => None,
+            };
+            let (said, forged) = meddler.says(fresh, owed);
             self.effects.extend(said);
             rounds += 1;
             if forged.is_empty() || rounds > 8 {

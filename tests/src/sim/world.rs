@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gpulease_arbiter::{Effect, Event, RequestId, Snapshot, Time};
-use gpulease_words::{DeviceId, ProcessId, SegmentId};
+use gpulease_words::{DeviceId, LeaseId, ProcessId, SegmentId};
 
 use super::actor::{Actor, Deed};
 use super::card::{Card, Proof, pids};
@@ -34,6 +34,19 @@ pub(super) enum Happening {
     Claim(ProcessId, SegmentId),
     /// The kernel tells of a death.
     Funeral(ProcessId),
+    /// The guards of a process are gone.
+    Drain(ProcessId, LeaseId),
+    /// A process finds that it can't swap.
+    SwapFails(ProcessId, LeaseId),
+    /// A segment is in its host copy and unmapped, or is said to be.
+    GoesOut(ProcessId, LeaseId, SegmentId),
+    PretendsOut(ProcessId, LeaseId, SegmentId),
+    /// A segment that came back is mapped and filled.
+    Fill(ProcessId, LeaseId, SegmentId),
+    /// A process wants its lease's memory.
+    Enter(ProcessId, LeaseId),
+    /// A process ends.
+    End(ProcessId),
 }
 
 /// Everything there is.
@@ -46,6 +59,8 @@ pub(super) struct World {
     pub(super) diary: Diary,
     pub(super) coverage: Coverage,
     pub(super) steps: u32,
+    /// Everybody does what he should.
+    pub(super) upright: bool,
     /// Who died, whether or not the broker heard of it.
     dead: BTreeSet<ProcessId>,
     subject: Subject,
@@ -59,7 +74,8 @@ impl World {
         let mut dice = Dice::new(seed);
         let setting = Setting::draw(&mut dice);
         let subject = Subject::new(&setting, mutant);
-        let model = Model::new(setting.policy, setting.budgets, &setting.devices);
+        let mut model = Model::new(setting.policy, setting.budgets, &setting.devices);
+        model.upright = setting.upright;
         Self {
             dice,
             now: Time::START,
@@ -69,6 +85,7 @@ impl World {
             diary: Diary::default(),
             coverage: Coverage::default(),
             steps: setting.steps,
+            upright: setting.upright,
             dead: BTreeSet::new(),
             subject,
             agenda: BTreeMap::new(),
@@ -178,7 +195,8 @@ impl World {
         {
             super::promise::unchanged(&before, &after, &format!("the refusal {denial:?}"))?;
         }
-        super::promise::every_wait_says_why(&after)?;
+        super::promise::every_wait_says_why(&after)
+            .map_err(|b| Broken(format!("{}; {}", b.0, self.model.describe_all())))?;
         effects.iter().try_for_each(|effect| self.react(effect))
     }
 
@@ -198,6 +216,13 @@ impl World {
                 self.plan(after, Happening::Claim(*process, *segment));
             }
             Effect::Denied { denial, .. } => super::promise::refusal_helps(denial)?,
+            Effect::Restore { segment, device, bytes, .. } => {
+                card(&mut self.cards, *device).order(*segment, *bytes)?;
+                self.plan_work(*device, Happening::Make(*device, *segment));
+            }
+            Effect::Notify { session, notice } => self.take_notice(*session, notice),
+            Effect::Occurred { lease, what } => self.take_note(*lease, what),
+            Effect::Signal { process, signal } => self.take_signal(*process, *signal),
             Effect::Opened { .. }
             | Effect::Done { .. }
             | Effect::Queued { .. }
@@ -206,12 +231,8 @@ impl World {
             | Effect::Resized { .. }
             | Effect::Released { .. }
             | Effect::Recalled { .. }
-            | Effect::Notify { .. }
             | Effect::Overdue { .. }
-            | Effect::Restore { .. }
             | Effect::Forget { .. }
-            | Effect::Signal { .. }
-            | Effect::Occurred { .. }
             | Effect::Resumed { .. }
             | Effect::LeaseGone { .. }
             | Effect::SessionGone { .. }
@@ -231,6 +252,27 @@ impl World {
             Happening::Prove(device, segment) => self.prove(device, segment),
             Happening::Claim(process, segment) => self.claim(process, segment),
             Happening::Funeral(process) => self.deliver(Event::Died { process }),
+            Happening::Drain(process, _)
+            | Happening::SwapFails(process, _)
+            | Happening::GoesOut(process, ..)
+            | Happening::PretendsOut(process, ..)
+            | Happening::Fill(process, ..)
+            | Happening::Enter(process, _)
+            | Happening::End(process)
+                if self.dead.contains(&process) =>
+            {
+                Ok(())
+            }
+            Happening::Drain(process, lease) => self.drains(process, lease),
+            Happening::SwapFails(process, lease) => self.swap_fails(process, lease),
+            Happening::GoesOut(process, lease, segment) => self.goes_out(process, lease, segment),
+            Happening::PretendsOut(process, lease, segment) => self.pretends_out(process, lease, segment),
+            Happening::Fill(process, lease, segment) => self.fills(process, lease, segment),
+            Happening::Enter(process, lease) => self.enters(process, lease),
+            Happening::End(process) => {
+                self.kill(process);
+                Ok(())
+            }
         }
     }
 
@@ -272,13 +314,11 @@ impl World {
         match deed {
             Deed::Say(event) => self.deliver(event),
             Deed::Map(segment) => {
-                let device = self.model.segments[&segment].device;
-                card(&mut self.cards, device).map(segment, process);
+                self.map(segment, process);
                 Ok(())
             }
             Deed::Unmap(segment) => {
-                let device = self.model.segments[&segment].device;
-                card(&mut self.cards, device).unmap(segment, process);
+                self.unmap(segment, process);
                 Ok(())
             }
             Deed::Die => {
@@ -286,6 +326,16 @@ impl World {
                 Ok(())
             }
         }
+    }
+
+    pub(super) fn map(&mut self, segment: SegmentId, process: ProcessId) {
+        let device = self.model.segments[&segment].device;
+        card(&mut self.cards, device).map(segment, process);
+    }
+
+    pub(super) fn unmap(&mut self, segment: SegmentId, process: ProcessId) {
+        let device = self.model.segments[&segment].device;
+        card(&mut self.cards, device).unmap(segment, process);
     }
 
     /// Ends a process; the broker hears of it a little later.

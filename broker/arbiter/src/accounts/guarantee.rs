@@ -162,9 +162,25 @@ impl Accounts {
         Bytes::new(node.guarantee.get().saturating_sub(counted))
     }
 
-    /// The largest guarantee of the path.
-    pub(crate) fn largest_guarantee(&self, job: NodeId) -> Bytes {
-        self.path(job).map(|(_, node)| node.guarantee).max().unwrap_or_default()
+    /// The most that one ask below the account may be to be covered on the device: what a user lacks of his
+    /// own guarantee adds to what is left of his group's.
+    pub(crate) fn coverable_below(&self, id: NodeId, device: DeviceId) -> Bytes {
+        let node = self.node(id);
+        let beside = match node.key {
+            Key::Group(_) => node.kept,
+            Key::User(_) => node.parent.map(|group| self.uncovered(group, device)).unwrap_or_default(),
+            Key::Host | Key::Job(..) | Key::Pinned(_) | Key::Arena => Bytes::ZERO,
+        };
+        self.uncovered(id, device).saturating_add(beside)
+    }
+
+    /// The most that guarantees of the path could cover if nothing else were charged: the user's own, and what
+    /// his group does not keep for users by name.
+    pub(crate) fn coverable(&self, job: NodeId) -> Bytes {
+        let (user, group) = self.guarantors(job);
+        let rest =
+            group.map(|group| self.node(group)).map(|group| group.guarantee.saturating_sub(group.kept));
+        self.node(user).guarantee.saturating_add(rest.unwrap_or_default())
     }
 
     /// What is guaranteed on each device to others than the accounts of the path.

@@ -103,6 +103,8 @@ pub(crate) struct Ask {
     pub(crate) stage: Stage,
     pub(crate) seniority: Seniority,
     pub(crate) right: Right,
+    /// Since when a guarantee covers it.
+    pub(crate) covered_at: Time,
     /// What it counts for, on each device, in the guarantees that cover it.
     pub(crate) covered: Vec<(DeviceId, Bytes)>,
 }

@@ -27,7 +27,7 @@ impl Line {
         if ask.stage != Stage::InLine {
             return;
         }
-        let needs = self.least_missing(ask, Some(ask.turn()), ledger);
+        let needs = self.least_missing(ask, Some(ask.turn()), accounts, ledger);
         self.strike(&ask.clone(), accounts);
         let ask = self.get_mut(id);
         ask.stage = Stage::Barrier { needs, post: Post::Collecting };
@@ -38,7 +38,7 @@ impl Line {
     pub(crate) fn rise_again(&mut self, id: AskId, accounts: &mut Accounts, ledger: &Ledger) {
         self.retreat(id, accounts);
         let ask = self.get(id);
-        let needs = self.least_missing(ask, Some(ask.turn()), ledger);
+        let needs = self.least_missing(ask, Some(ask.turn()), accounts, ledger);
         self.get_mut(id).stage = Stage::Barrier { needs, post: Post::Collecting };
         self.start_climb(id, accounts, ledger);
     }
@@ -170,6 +170,7 @@ impl Line {
         &self,
         ask: &Ask,
         turn: Option<Turn>,
+        accounts: &Accounts,
         ledger: &Ledger,
     ) -> Vec<(DeviceId, Bytes)> {
         let mut needs = self.needs_anywhere(ask, ledger);
@@ -179,12 +180,21 @@ impl Line {
                 needs.sort_by_key(|(device, need)| {
                     let book = ledger.book(*device);
                     let missing = need.saturating_sub(self.piles.left(*device, book.free, turn));
-                    (*need > book.ceiling(), missing, *device)
+                    let never = *need > book.ceiling() || self.is_beyond_pins(ask, *device, accounts, ledger);
+                    (never, missing, *device)
                 });
                 needs.truncate(n.get() as usize);
                 needs
             }
         }
+    }
+
+    /// Whether more would be pinned of the device than may be, even if nothing else were.
+    fn is_beyond_pins(&self, ask: &Ask, device: DeviceId, accounts: &Accounts, ledger: &Ledger) -> bool {
+        let shape = self.shape_of(ask);
+        let (_, most) = accounts.pinned_figures(device, ledger.book(device).capacity);
+        let bound = ask.right == Right::Lent && shape.purpose == Use::Lease && accounts.stores.bind();
+        bound && pins(shape.hold, shape, device, ask.amount, ledger) > most
     }
 
     /// What the ask would need on each device that it could take.

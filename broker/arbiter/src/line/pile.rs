@@ -144,6 +144,11 @@ impl Piles {
         }
     }
 
+    /// Barriers that hold nothing back, because nobody could give what they need.
+    pub(crate) fn hopeless(&self) -> impl Iterator<Item = AskId> {
+        self.hopeless.keys().copied()
+    }
+
     /// Those who collect on the device, in their order, with what they need there.
     pub(crate) fn collecting(&self, device: DeviceId) -> impl Iterator<Item = (Turn, Bytes)> {
         let pile = self.on.get(&device);

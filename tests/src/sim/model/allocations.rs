@@ -1,10 +1,10 @@
 //! What is due to an allocation: within the reserve yes, above it by the rules of the line.
 
-use gpulease_arbiter::{Event, RequestId};
+use gpulease_arbiter::{Event, RequestId, SegmentKind};
 use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SessionId};
 
 use super::ledger::add;
-use super::{Aim, AskFact, Model, Standing, Verdict};
+use super::{Aim, AskFact, Journey, Model, Standing, Verdict};
 
 impl Model {
     pub(super) fn judge_allocate(&mut self, request: RequestId, event: &Event) -> Verdict {
@@ -15,21 +15,14 @@ impl Model {
         if let Err(no) = self.visible(*session, lease) {
             return no;
         }
-        if let Some(no) = self.allocation_refused(*session, lease, device, bytes) {
+        if let Some(no) = self.allocation_refused(*session, lease, device, bytes, *kind) {
             return no;
         }
+        let aim = Aim::Growth { lease, device, bytes, kind: *kind, guard: *guard };
         let mut ask = AskFact {
-            id: None,
-            session: *session,
-            peer: self.sessions[session].peer.clone(),
-            aim: Aim::Growth { lease, device, bytes, kind: *kind, guard: *guard },
             patience: *patience,
-            since: self.now,
             request: Some(request),
-            unattended_since: None,
-            standing: Standing::Waiting,
-            risen: false,
-            bound: None,
+            ..AskFact::new(*session, self.sessions[session].peer.clone(), aim, self.now)
         };
         if self.is_within_reserve(lease, device, bytes) {
             ask.standing = Standing::OwnDrain;
@@ -51,11 +44,15 @@ impl Model {
         id: LeaseId,
         device: DeviceId,
         bytes: Bytes,
+        kind: SegmentKind,
     ) -> Option<Verdict> {
         let fact = &self.leases[&id];
         let mut reasons = Vec::new();
         if fact.ended {
             return Some(Verdict::No(vec![Reason::Ending]));
+        }
+        if !fact.is_resident() {
+            return Some(Verdict::No(vec![Reason::Suspended]));
         }
         if bytes.is_zero() || !bytes.is_granular() {
             return Some(Verdict::No(vec![Reason::Malformed]));
@@ -72,16 +69,35 @@ impl Model {
         if self.segments_of(id).count() + growing.count() >= self.policy.segments_per_lease as usize {
             return Some(Verdict::No(vec![Reason::TooMany]));
         }
+        if let Some(no) = self.may_not_be_pinned(session, id, kind) {
+            return Some(no);
+        }
         if !self.is_within_reserve(id, device, bytes) {
             reasons.extend(self.growth_refused(session, id, device, bytes));
         }
         (!reasons.is_empty()).then_some(Verdict::No(reasons))
     }
 
+    /// A lease of which a second process takes a segment, or that gives out CUDA IPC handles, moves no more.
+    fn may_not_be_pinned(&self, session: SessionId, id: LeaseId, kind: SegmentKind) -> Option<Verdict> {
+        let (fact, process) = (&self.leases[&id], self.sessions[&session].peer.process);
+        let stays = kind == SegmentKind::CudaIpc || self.holders(id).iter().any(|holder| *holder != process);
+        if !fact.movable || !stays {
+            return None;
+        }
+        if fact.journey != Journey::Active {
+            return Some(Verdict::No(vec![Reason::Suspended]));
+        }
+        (!self.may_be_pinned(id)).then(|| Verdict::No(vec![Reason::PinnedFull]))
+    }
+
     fn growth_refused(&self, session: SessionId, id: LeaseId, device: DeviceId, bytes: Bytes) -> Vec<Reason> {
         let (fact, mut reasons) = (&self.leases[&id], Vec::new());
         if self.is_beyond(id, device, bytes) {
             return vec![Reason::BeyondLease];
+        }
+        if fact.journey != Journey::Active {
+            return vec![Reason::Suspended];
         }
         if self.is_overdue(id) {
             reasons.push(Reason::Overdue);

@@ -20,17 +20,9 @@ impl Model {
             return verdict;
         }
         let ask = AskFact {
-            id: None,
-            session,
-            peer,
-            aim: Aim::Lease { name, terms: terms.clone() },
             patience: terms.patience,
-            since: self.now,
             request: Some(request),
-            unattended_since: None,
-            standing: Standing::Waiting,
-            risen: false,
-            bound: None,
+            ..AskFact::new(session, peer, Aim::Lease { name, terms: terms.clone() }, self.now)
         };
         let refusals = self.refusals(&ask, terms);
         if !refusals.is_empty() {
@@ -55,7 +47,7 @@ impl Model {
         let stands = match self.asks[index].standing {
             Standing::Waiting => true,
             Standing::Granted(lease) => !self.leases[&lease].ended,
-            Standing::Made(_) | Standing::OwnDrain | Standing::Left => false,
+            Standing::Made(_) | Standing::OwnDrain | Standing::Leaving | Standing::Left => false,
         };
         if stands && !same {
             return Some(Verdict::No(vec![Reason::Malformed]));
@@ -75,7 +67,11 @@ impl Model {
                 self.asks[index].unattended_since = None;
                 Some(Verdict::GrantedAlready(lease))
             }
-            Standing::Granted(_) | Standing::Made(_) | Standing::OwnDrain | Standing::Left => None,
+            Standing::Granted(_)
+            | Standing::Made(_)
+            | Standing::OwnDrain
+            | Standing::Leaving
+            | Standing::Left => None,
         }
     }
 
@@ -106,6 +102,9 @@ impl Model {
         if granular && limit >= reserve && self.is_over_budget(ask) {
             refusals.push(Reason::OverBudget);
         }
+        if self.binds() && !self.can_ever_be_held(ask, terms) {
+            refusals.push(Reason::PinnedFull);
+        }
         let full = |node: &super::Node| {
             let have =
                 self.standing_leases().filter(|(_, lease)| self.path_of_lease(lease).contains(node)).count();
@@ -115,6 +114,19 @@ impl Model {
             refusals.push(Reason::TooMany);
         }
         refusals
+    }
+
+    /// Whether it could be held if nothing else were leased: moved, covered by a guarantee, or pinned.
+    fn can_ever_be_held(&self, ask: &AskFact, terms: &Terms) -> bool {
+        let guarantee = self.coverable(ask.peer.uid, ask.peer.group.as_deref());
+        let moves = self.would_move(ask);
+        let holds = |fact: &&super::DeviceFact| {
+            let whole = self.cost(ask, terms, fact.id);
+            let pinned = if moves { self.context_alone(ask.peer.process, fact.id) } else { whole };
+            whole <= guarantee || pinned <= self.pinned_max(fact.id)
+        };
+        let usable = self.wished(terms).filter(|fact| !fact.lost);
+        usable.filter(holds).count() >= Self::devices_wanted(terms)
     }
 
     /// The devices an ask could ever be granted on, each with what it would cost there.
@@ -137,7 +149,7 @@ impl Model {
         terms.reserve.saturating_add(self.context_alone(ask.peer.process, device))
     }
 
-    fn devices_wanted(terms: &Terms) -> usize {
+    pub(super) fn devices_wanted(terms: &Terms) -> usize {
         match &terms.devices {
             DeviceWish::Any(count) => count.get() as usize,
             DeviceWish::These(these) => these.len(),
@@ -171,6 +183,9 @@ impl Model {
         let cost = |fact: &super::DeviceFact| {
             terms.reserve.saturating_add(self.context(process, fact.id).max(fact.estimate))
         };
+        if self.binds() && !self.can_ever_be_held(ask, terms) {
+            return false;
+        }
         let usable = self.wished(terms).filter(|fact| !fact.lost && cost(fact) <= fact.capacity);
         let mut costs: Vec<Bytes> = usable.map(cost).collect();
         costs.sort();
@@ -184,9 +199,7 @@ impl Model {
     /// Whether the user, or all users together, have as many asks as may wait, this one included.
     pub(super) fn line_is_full(&self, uid: Uid) -> bool {
         let (mut mine, mut all) = (0_u32, 0_u32);
-        for ask in
-            self.asks.iter().filter(|ask| matches!(ask.standing, Standing::Waiting | Standing::OwnDrain))
-        {
+        for (_, ask) in self.hoping() {
             mine += u32::from(ask.peer.uid == uid);
             all += 1;
         }
@@ -196,8 +209,13 @@ impl Model {
     /// Whether an ask that waits can't be granted any more, whatever comes back.
     pub(super) fn can_never_be(&self, ask: &AskFact) -> bool {
         match &ask.aim {
-            Aim::Lease { .. } => self.is_too_large(ask) || self.is_over_budget(ask),
+            Aim::Lease { terms, .. } => {
+                let held = !self.binds() || self.can_ever_be_held(ask, terms);
+                self.is_too_large(ask) || self.is_over_budget(ask) || !held
+            }
             Aim::Growth { device, .. } => self.device(*device).is_none_or(|fact| fact.lost),
+            // It waits for the device to come back: it has nowhere else to go.
+            Aim::Resume { .. } => false,
         }
     }
 
@@ -209,7 +227,11 @@ impl Model {
             match self.asks[index].standing {
                 Standing::Waiting => self.leave(index, &[Reason::Withdrawn]),
                 Standing::Granted(lease) if !self.leases[&lease].ended => self.end_lease(lease),
-                Standing::Granted(_) | Standing::Made(_) | Standing::OwnDrain | Standing::Left => {}
+                Standing::Granted(_)
+                | Standing::Made(_)
+                | Standing::OwnDrain
+                | Standing::Leaving
+                | Standing::Left => {}
             }
         }
         Verdict::Yes

@@ -24,6 +24,9 @@ impl Model {
         if lease.ended {
             return Verdict::No(vec![Reason::Ending]);
         }
+        if lease.journey != super::Journey::Active {
+            return Verdict::No(vec![Reason::Suspended]);
+        }
         let sane = !reserve.is_zero() && reserve.is_granular() && limit >= reserve;
         if !sane {
             return Verdict::No(vec![Reason::Malformed]);
@@ -40,8 +43,10 @@ impl Model {
         if more && reserve > lease.reserve && self.is_overdue(id) {
             return Verdict::No(vec![Reason::Overdue]);
         }
-        if !self.room_for(&lease, &takes) {
+        if !self.room_for(&lease, &takes) || !self.is_stockable(&lease, &takes) {
             return Verdict::No(vec![
+                Reason::PinnedFull,
+                Reason::ArenaFull,
                 Reason::NoRoom,
                 Reason::OverBudget,
                 Reason::BehindOthers,
@@ -68,6 +73,20 @@ impl Model {
             .all(|(device, bytes)| bytes.is_zero() || *bytes <= self.room(&tally, &kept, *device));
         let path = self.path_of_lease(lease);
         fits && (all.is_zero() || path.iter().all(|node| self.bytes_pass(&tally, &kept, node, all)))
+    }
+
+    /// Whether so much more of a lease can be pinned, or copied to host memory.
+    fn is_stockable(&self, lease: &LeaseFact, takes: &BTreeMap<DeviceId, Bytes>) -> bool {
+        if !self.binds() {
+            return true;
+        }
+        let tally = self.tally();
+        let kept = self.kept(&tally, |_| true);
+        let all = takes.values().fold(Bytes::ZERO, |sum, bytes| add(sum, *bytes));
+        match lease.movable {
+            true => all <= self.arena_room(&kept),
+            false => takes.iter().all(|(device, more)| *more <= self.pinned_room(&kept, *device)),
+        }
     }
 
     /// Where an admitted process takes over what is set aside for the caller's context: on devices

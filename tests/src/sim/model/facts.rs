@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::time::Duration;
+
 use gpulease_arbiter::{Event, Guard, Patience, Peer, RequestId, SegmentKind, Terms, Time};
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId, Uid};
 
@@ -41,6 +43,8 @@ pub(in crate::sim) enum Aim {
     Lease { name: u64, terms: Terms },
     /// A segment of a lease.
     Growth { lease: LeaseId, device: DeviceId, bytes: Bytes, kind: SegmentKind, guard: Guard },
+    /// The memory of a suspended lease.
+    Resume { lease: LeaseId },
 }
 
 /// Where an ask stands.
@@ -50,6 +54,8 @@ pub(in crate::sim) enum Standing {
     Waiting,
     /// Within the reserve: for bytes of its own lease that are on their way back.
     OwnDrain,
+    /// It wants back a lease that is still on its way out.
+    Leaving,
     /// It became this lease.
     Granted(LeaseId),
     /// It became this segment.
@@ -76,6 +82,111 @@ pub(in crate::sim) struct AskFact {
     pub(in crate::sim) risen: bool,
     /// The devices it was bound to when it became a barrier.
     pub(in crate::sim) bound: Option<Vec<DeviceId>>,
+    /// A guarantee covers it, as the arbiter says.
+    pub(in crate::sim) guaranteed: bool,
+    /// It waited so long that it is a barrier whenever it needs anything.
+    pub(in crate::sim) senior: bool,
+    /// It was so, or a barrier, before the step that is judged now.
+    pub(in crate::sim) before: Before,
+    /// Its lease has to come back: a swap failed, or it had begun when its waiter went.
+    pub(in crate::sim) returning: bool,
+    /// Since when a guarantee covers it.
+    pub(in crate::sim) covered_at: Time,
+    /// Since when it is promised a time without a break, and the most asks that went before it since then.
+    pub(in crate::sim) promised: Option<(Time, u32)>,
+}
+
+impl LeaseFact {
+    /// A lease that was just granted on these devices.
+    pub(in crate::sim) fn new(ask: &AskFact, terms: Terms, devices: Vec<DeviceId>, now: Time) -> Self {
+        Self {
+            owner: ask.session,
+            peer: ask.peer.clone(),
+            reserve: terms.reserve,
+            limit: terms.limit,
+            terms,
+            devices,
+            members: Vec::new(),
+            ended: false,
+            gone: false,
+            used: false,
+            granted_at: now,
+            waited: now.since(ask.since),
+            end_untold: false,
+            recall: None,
+            overdue: false,
+            suspects: BTreeSet::new(),
+            journey: Journey::Active,
+            movable: false,
+            guaranteed: false,
+            guaranteed_before: false,
+            since: now,
+            idle: false,
+            regained: BTreeMap::new(),
+            broken: false,
+            asks_itself: false,
+            late: false,
+            not_before: Time::START,
+            back_off: super::journey::FIRST_BACK_OFF,
+            resumers: BTreeMap::new(),
+            unheard: false,
+            must_be_guaranteed: false,
+            retries: false,
+            suspensions: 0,
+        }
+    }
+}
+
+impl AskFact {
+    /// An ask that waits from now on, for whom nobody listens yet.
+    pub(in crate::sim) const fn new(session: SessionId, peer: Peer, aim: Aim, now: Time) -> Self {
+        Self {
+            id: None,
+            session,
+            peer,
+            aim,
+            patience: Patience::Endless,
+            since: now,
+            request: None,
+            unattended_since: None,
+            standing: Standing::Waiting,
+            risen: false,
+            bound: None,
+            guaranteed: false,
+            senior: false,
+            before: Before { barrier: false, guaranteed: false },
+            returning: false,
+            covered_at: now,
+            promised: None,
+        }
+    }
+}
+
+/// How an ask stood before a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::sim) struct Before {
+    pub(in crate::sim) barrier: bool,
+    pub(in crate::sim) guaranteed: bool,
+}
+
+/// Whether a lease has its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::sim) enum Journey {
+    Active,
+    /// These have not drained; by then the suspension is given up.
+    Draining {
+        undrained: BTreeSet<ProcessId>,
+        deadline: Time,
+    },
+    /// Its segments are swapped out; from then on it is overdue.
+    Leaving {
+        due: Time,
+    },
+    Suspended,
+    /// It comes back; whether it is to leave again first.
+    Resuming {
+        recedes: bool,
+    },
 }
 
 /// A lease.
@@ -102,6 +213,34 @@ pub(in crate::sim) struct LeaseFact {
     /// `Overdue` was said and not made good.
     pub(in crate::sim) overdue: bool,
     pub(in crate::sim) suspects: BTreeSet<Pid>,
+    pub(in crate::sim) journey: Journey,
+    /// Whether it can be suspended, and whether a guarantee covered it, as the arbiter says.
+    pub(in crate::sim) movable: bool,
+    pub(in crate::sim) guaranteed: bool,
+    pub(in crate::sim) guaranteed_before: bool,
+    /// Since when it has its memory.
+    pub(in crate::sim) since: Time,
+    pub(in crate::sim) idle: bool,
+    /// Of each device, while it resumes: what is its own again.
+    pub(in crate::sim) regained: BTreeMap<DeviceId, Bytes>,
+    /// It comes back without having been away altogether.
+    pub(in crate::sim) broken: bool,
+    /// An ask for what it lacks was made in its name in this step, which may be granted already.
+    pub(in crate::sim) asks_itself: bool,
+    /// It was late when its time to leave was over.
+    pub(in crate::sim) late: bool,
+    /// It is left alone until then, and for so long after the next failure.
+    pub(in crate::sim) not_before: Time,
+    pub(in crate::sim) back_off: Duration,
+    /// Who waits for it to be back.
+    pub(in crate::sim) resumers: BTreeMap<RequestId, SessionId>,
+    /// It is overdue for what it was asked when nobody of it could hear it.
+    pub(in crate::sim) unheard: bool,
+    /// A guarantee covered all that its account is charged when it was granted.
+    pub(in crate::sim) must_be_guaranteed: bool,
+    /// A segment could not be made again; it is tried once more.
+    pub(in crate::sim) retries: bool,
+    pub(in crate::sim) suspensions: u32,
 }
 
 /// What an operator asked of a holder.
@@ -123,6 +262,16 @@ pub(in crate::sim) enum SegmentState {
     Live,
     Draining,
     Quarantined,
+    /// Swapped out, and not yet proven free.
+    Departing,
+    /// Swapped out, and it can't be proven free.
+    Stuck,
+    /// In its host copy only.
+    Away,
+    /// Made again.
+    Restoring,
+    /// Its process fills it.
+    Back,
     Gone,
 }
 
@@ -141,6 +290,10 @@ pub(in crate::sim) struct SegmentFact {
     pub(in crate::sim) reclaimed: bool,
     /// `Allocated` was said.
     pub(in crate::sim) handed: bool,
+    /// Its process took the descriptors.
+    pub(in crate::sim) claimed: bool,
+    /// Its host copy is to be dropped.
+    pub(in crate::sim) forgotten: bool,
 }
 
 /// A request and what is known of its answer.
@@ -169,6 +322,10 @@ pub(in crate::sim) enum Verdict {
     Superseded,
     /// The ask of this name has its lease already.
     GrantedAlready(LeaseId),
+    /// The lease is there: `Resumed` at once.
+    Resumed,
+    /// It waits for the lease to be back.
+    Returning(LeaseId),
 }
 
 /// A user's node in the account tree and what is above and below it.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gpulease_arbiter::{RequestId, Time};
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
 
-use super::{Aim, Model, SegmentState, Standing, Verdict};
+use super::{Aim, Journey, Model, SegmentState, Standing, Verdict};
 
 impl Model {
     /// A request must be answered with a refusal now, for one of these reasons (none: any).
@@ -30,6 +30,7 @@ impl Model {
             session.open = false;
             session.adrift_since = None;
         }
+        self.lose_waiters(|_, waiter| waiter == id);
         let its: Vec<usize> = self.hoping().filter(|(_, ask)| ask.session == id).map(|(i, _)| i).collect();
         its.into_iter().for_each(|i| self.leave(i, &[]));
     }
@@ -44,6 +45,7 @@ impl Model {
     pub(super) fn end_process(&mut self, process: ProcessId) {
         let Some(fact) = self.processes.get_mut(&process) else { return };
         fact.alive = false;
+        self.lose_waiters(|waiter, _| waiter == process);
         self.measured.retain(|(of, _), _| *of != process);
         self.contexts.retain(|(of, _), _| *of != process);
         let sessions: Vec<SessionId> = self
@@ -63,6 +65,9 @@ impl Model {
         for id in leases {
             let lease = self.leases.get_mut(&id).expect("it stands");
             lease.members.retain(|member| *member != process);
+            if let Journey::Draining { undrained, .. } = &mut lease.journey {
+                undrained.remove(&process);
+            }
             if lease.members.is_empty() && !lease.ended {
                 self.end_lease(id);
             }
@@ -82,12 +87,13 @@ impl Model {
             .map(|(id, _)| id)
             .collect();
         made.into_iter().for_each(|segment| self.doom(segment));
+        self.forget_journey(id);
     }
 
     /// Asks that wait, in the line or for their own bytes.
     pub(super) fn hoping(&self) -> impl Iterator<Item = (usize, &super::AskFact)> {
         let hopes = |(_, ask): &(usize, &super::AskFact)| {
-            matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
+            matches!(ask.standing, Standing::Waiting | Standing::OwnDrain | Standing::Leaving)
         };
         self.asks.iter().enumerate().filter(hopes)
     }
@@ -133,7 +139,12 @@ impl Model {
         let segment = self.segments.get_mut(&id).expect("it is known");
         match segment.state {
             SegmentState::Creating if !segment.doomed => self.doom(id),
-            SegmentState::Live => segment.state = SegmentState::Draining,
+            SegmentState::Live | SegmentState::Back => {
+                (segment.state, segment.reclaimed) = (SegmentState::Draining, false);
+            }
+            SegmentState::Departing | SegmentState::Stuck | SegmentState::Away | SegmentState::Restoring => {
+                self.abandon_copy(id);
+            }
             SegmentState::Creating
             | SegmentState::Draining
             | SegmentState::Quarantined
@@ -156,9 +167,14 @@ impl Model {
         alone.into_iter().for_each(|i| self.leave(i, &[]));
         let due: Vec<usize> =
             self.waiting().filter(|(_, ask)| self.barrier_at(ask) <= now).map(|(i, _)| i).collect();
-        due.into_iter().for_each(|i| self.asks[i].risen = true);
+        for i in due {
+            // Where guarantees change the order the arbiter shows who is a barrier, and the model when it may be.
+            self.asks[i].risen |= !self.binds();
+            self.asks[i].senior = true;
+        }
         let recalls = self.leases.values_mut().filter_map(|lease| lease.recall.as_mut());
         recalls.for_each(|recall| recall.missed |= recall.deadline <= now);
+        self.hear_time_of_moves();
         self.end_unclaimed(now);
         self.drop_overdue_growth();
     }
@@ -188,6 +204,7 @@ impl Model {
         let lease = &self.leases[&id];
         let grows = self.hoping().any(|(_, ask)| matches!(ask.aim, Aim::Growth { lease, .. } if lease == id));
         !lease.ended
+            && lease.journey == Journey::Active
             && !lease.used
             && !grows
             && lease.members.len() <= 1
@@ -197,7 +214,7 @@ impl Model {
     /// Whether a lease may not grow: a recall's deadline passed, or its owner stayed away.
     pub(super) fn is_overdue(&self, id: LeaseId) -> bool {
         let lease = &self.leases[&id];
-        !lease.ended && (self.owner_is_away(id) || self.recall_is_overdue(id))
+        !lease.ended && (lease.late || lease.unheard || self.owner_is_away(id) || self.recall_is_overdue(id))
     }
 
     pub(super) fn owner_is_away(&self, id: LeaseId) -> bool {
@@ -212,7 +229,7 @@ impl Model {
     }
 
     /// Whether enough was given back, proven or not.
-    fn is_met(&self, id: LeaseId, recall: &super::RecallFact) -> bool {
+    pub(super) fn is_met(&self, id: LeaseId, recall: &super::RecallFact) -> bool {
         recall.may_hold.iter().all(|(device, most)| self.charge_on(id, *device).held <= *most)
     }
 
@@ -232,6 +249,7 @@ impl Model {
         let overdue =
             |ask: &super::AskFact| matches!(ask.aim, Aim::Growth { lease, .. } if self.is_overdue(lease));
         let hit: Vec<usize> = self.waiting().filter(|(_, ask)| overdue(ask)).map(|(i, _)| i).collect();
-        hit.into_iter().for_each(|i| self.leave(i, &[Reason::Overdue]));
+        // Where it is to leave at the same time, either is a reason.
+        hit.into_iter().for_each(|i| self.leave(i, &[Reason::Overdue, Reason::Suspended]));
     }
 }

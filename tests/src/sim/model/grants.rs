@@ -1,6 +1,6 @@
 //! Judges what the line gives: grants and segments.
 
-use gpulease_arbiter::{Event, RequestId, SegmentKind};
+use gpulease_arbiter::{DeviceWish, Event, RequestId, SegmentKind};
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId};
 
 use super::{Aim, Broken, LeaseFact, Model, SegmentFact, SegmentState, Standing, Verdict, ensure};
@@ -16,13 +16,52 @@ impl Model {
             return self.answered(request);
         }
         ensure!(!self.leases.contains_key(&lease), "{lease} is granted twice");
+        let (index, devices) = match self.binds() {
+            true => self.granted_by_right(request, lease)?,
+            false => self.granted_in_turn(request, lease)?,
+        };
+        let ask = self.asks[index].clone();
+        let Aim::Lease { terms, .. } = ask.aim.clone() else {
+            return Err(Broken(format!("{lease} is granted, and next is growth: {:?}", ask.aim)));
+        };
+        if let Some(request) = request {
+            self.answered(request)?;
+        }
+        self.asks[index].standing = Standing::Granted(lease);
+        self.leases.insert(lease, LeaseFact::new(&ask, terms, devices, self.now));
+        self.join(lease, ask.peer.process);
+        self.mark(lease, &ask)
+    }
+
+    /// The new lease is held as the rules allow: movable where its ask could be, guaranteed where it is covered.
+    fn mark(&mut self, id: LeaseId, ask: &super::AskFact) -> Result<(), Broken> {
+        let Some((movable, guaranteed)) = self.marks.get(&id).copied().filter(|_| self.binds()) else {
+            return Ok(());
+        };
+        ensure!(!movable || self.would_move(ask), "{id} may be suspended, and {:?} may not", ask.aim);
+        let must = self.is_within_guarantee(id);
+        let fact = self.leases.get_mut(&id).expect("it was just granted");
+        (fact.movable, fact.guaranteed, fact.must_be_guaranteed) = (movable, guaranteed, must);
+        fact.guaranteed_before = guaranteed;
+        ensure!(
+            !must || guaranteed,
+            "I7: all that {id}'s account is charged is within its guarantee, and it is lent"
+        );
+        Ok(())
+    }
+
+    fn granted_in_turn(
+        &mut self,
+        request: Option<RequestId>,
+        lease: LeaseId,
+    ) -> Result<(usize, Vec<DeviceId>), Broken> {
         let Some((index, devices)) = self.predict(request, lease) else {
             return Err(Broken(format!(
                 "{lease} is granted, and no ask can be granted now: {}",
                 self.describe_all()
             )));
         };
-        let ask = self.asks[index].clone();
+        let ask = &self.asks[index];
         ensure!(
             ask.request == request,
             "{lease} is granted to {request:?} out of turn: next is {:?}, {:?} on {devices:?}: {}",
@@ -30,40 +69,76 @@ impl Model {
             ask.id,
             self.describe_all()
         );
-        let Aim::Lease { terms, .. } = ask.aim else {
-            return Err(Broken(format!("{lease} is granted, and next is growth: {:?}", ask.aim)));
-        };
         let shown = self.shown.get(&lease).unwrap_or(&devices);
         ensure!(
             *shown == devices,
             "{lease} is granted on {shown:?}, not {devices:?}: {}",
             self.describe_rooms(index)
         );
-        if let Some(request) = request {
-            self.answered(request)?;
-        }
-        self.asks[index].standing = Standing::Granted(lease);
-        let now = self.now;
-        let fact = LeaseFact {
-            owner: ask.session,
-            peer: ask.peer.clone(),
-            reserve: terms.reserve,
-            limit: terms.limit,
-            terms,
-            devices,
-            members: Vec::new(),
-            ended: false,
-            gone: false,
-            used: false,
-            granted_at: now,
-            waited: now.since(ask.since),
-            end_untold: false,
-            recall: None,
-            overdue: false,
-            suspects: std::collections::BTreeSet::new(),
+        Ok((index, devices))
+    }
+
+    /// Where guarantees and what moves change the order within a step: it fits, and overtakes no barrier.
+    fn granted_by_right(
+        &self,
+        request: Option<RequestId>,
+        lease: LeaseId,
+    ) -> Result<(usize, Vec<DeviceId>), Broken> {
+        let waits = |(_, ask): &(usize, &super::AskFact)| {
+            ask.request == request && matches!(ask.aim, Aim::Lease { .. }) && self.is_shown_as(ask, lease)
         };
-        self.leases.insert(lease, fact);
-        self.join(lease, ask.peer.process);
+        let found = self.waiting().find(waits).map(|(i, _)| i);
+        let index =
+            found.ok_or_else(|| Broken(format!("{lease} is granted to {request:?}, who does not wait")))?;
+        let Aim::Lease { terms, .. } = &self.asks[index].aim else { unreachable!("it was looked at") };
+        let devices = match (self.shown.get(&lease), &terms.devices) {
+            (Some(shown), _) => shown.clone(),
+            (None, DeviceWish::These(these)) => these.iter().copied().collect(),
+            (None, DeviceWish::Any(_)) => return Err(Broken(format!("{lease} is granted and gone at once"))),
+        };
+        let wished = match &terms.devices {
+            DeviceWish::These(these) => these.iter().copied().eq(devices.iter().copied()),
+            DeviceWish::Any(count) => devices.len() == count.get() as usize,
+        };
+        ensure!(wished, "{lease} is granted on {devices:?}, not on {:?}", terms.devices);
+        self.takes_what_is_free(index, &devices)?;
+        Ok((index, devices))
+    }
+
+    fn is_shown_as(&self, ask: &super::AskFact, lease: LeaseId) -> bool {
+        let shown = self.shown_since.get(&lease);
+        shown.is_none_or(|(pid, since)| *pid == ask.peer.pid && *since == ask.since)
+    }
+
+    /// What is given is free, within each limit, and kept by no barrier that goes first.
+    pub(super) fn takes_what_is_free(&self, index: usize, devices: &[DeviceId]) -> Result<(), Broken> {
+        let (ask, tally) = (&self.asks[index], self.tally());
+        let mut whole = Bytes::ZERO;
+        for device in devices {
+            let (need, free) = (self.need(ask, *device), tally.free[device]);
+            let usable = self.device(*device).is_some_and(|fact| !fact.lost);
+            ensure!(
+                usable && need <= free,
+                "I2: {need} of device {device} are given, and {free} are free: {ask:?}"
+            );
+            whole = super::ledger::add(whole, need);
+        }
+        for node in self.path_of(ask) {
+            let charged = tally.charged.get(&node).copied().unwrap_or(Bytes::ZERO);
+            let limit = self.budget(&node).limit.unwrap_or(Bytes::MAX);
+            ensure!(
+                whole.is_zero() || super::ledger::add(charged, whole) <= limit,
+                "{} is charged {charged} of {limit}, and is given {whole}",
+                node.path()
+            );
+        }
+        let overtaken = self.overtakes(index, devices);
+        ensure!(
+            overtaken.is_none(),
+            "{ask:?} overtakes the barrier {:?} on {devices:?}: {}",
+            overtaken.map(|other| &self.asks[other]),
+            self.describe_all()
+        );
         Ok(())
     }
 
@@ -140,7 +215,7 @@ impl Model {
             Aim::Growth { lease: l, device: d, bytes: b, kind: k, .. } => {
                 (*l, *d, *b, *k) == (lease, device, bytes, kind)
             }
-            Aim::Lease { .. } => false,
+            Aim::Lease { .. } | Aim::Resume { .. } => false,
         };
         let own = self.own_next(lease, device).filter(|i| same(&self.asks[*i].aim));
         let own = own.or_else(|| self.served_at_once(lease, device).filter(|i| same(&self.asks[*i].aim)));
@@ -149,6 +224,7 @@ impl Model {
                 self.untrimmed = self.untrimmed.map(|(of, on, aside)| (of, on, aside.saturating_sub(bytes)));
                 index
             }
+            None if self.binds() => self.grows_by_right(segment, &same, device)?,
             None => {
                 if self.next().is_none_or(|(index, _)| !same(&self.asks[index].aim)) {
                     self.bind();
@@ -180,10 +256,26 @@ impl Model {
             doomed: false,
             reclaimed: false,
             handed: false,
+            claimed: false,
+            forgotten: false,
         };
         self.segments.insert(segment, fact);
         self.requests.get_mut(&request).expect("it asked").verdict = Verdict::Making;
         Ok(())
+    }
+
+    /// The oldest allocation of the kind that waits: what it takes is free, and kept by no barrier that goes first.
+    fn grows_by_right(
+        &self,
+        segment: SegmentId,
+        same: &dyn Fn(&Aim) -> bool,
+        device: DeviceId,
+    ) -> Result<usize, Broken> {
+        let waits = self.waiting().filter(|(_, ask)| same(&ask.aim)).map(|(i, _)| i);
+        let index = waits.min_by_key(|i| (!self.is_barrier(&self.asks[*i]), self.turn(*i)));
+        let index = index.ok_or_else(|| Broken(format!("{segment} is made, and nobody waits for it")))?;
+        self.takes_what_is_free(index, &[device])?;
+        Ok(index)
     }
 
     /// The allocation within the reserve that was asked for just now, where enough is set aside: it need not wait

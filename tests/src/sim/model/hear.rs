@@ -1,6 +1,6 @@
 //! Takes an event in: which facts it makes, and what must be answered.
 
-use gpulease_arbiter::{Event, RequestId, Time};
+use gpulease_arbiter::{Event, Idleness, RequestId, Time};
 use gpulease_words::{Bytes, DeviceId, Pid, SegmentId, SessionId};
 
 use super::facts::ProcessFact;
@@ -61,10 +61,12 @@ impl Model {
                 fact.verdict = verdict;
             }
             self.drop_overdue_growth();
+            self.move_on();
             return Some(request);
         }
         self.hear_fact(event);
         self.drop_overdue_growth();
+        self.move_on();
         None
     }
 
@@ -105,12 +107,15 @@ impl Model {
             | Event::Pin { .. }
             | Event::SetBudgets { .. }
             | Event::Recall { .. } => unreachable!("it has a request"),
-            // Nothing moves in this world: it has no arena.
-            Event::Drained { .. }
-            | Event::SwappedOut { .. }
-            | Event::SwapFailed { .. }
-            | Event::Restored { .. }
-            | Event::Idle { .. } => {}
+            Event::Drained { session, lease } => self.hear_drained(*session, *lease),
+            Event::SwappedOut { session, lease, segment } => {
+                self.hear_swapped_out(*session, *lease, *segment);
+            }
+            Event::SwapFailed { session, lease, .. } => self.hear_swap_failed(*session, *lease),
+            Event::Restored { session, lease, segment } => self.hear_restored(*session, *lease, *segment),
+            Event::Idle { session, lease, idleness } => {
+                self.hear_idle(*session, *lease, *idleness == Idleness::Idle);
+            }
         }
     }
 
@@ -148,11 +153,16 @@ impl Model {
                 ask.unattended_since = Some(now);
                 ask.request = None;
             }
-            Standing::Granted(_) | Standing::Made(_) | Standing::OwnDrain | Standing::Left => {}
+            Standing::Granted(_)
+            | Standing::Made(_)
+            | Standing::OwnDrain
+            | Standing::Leaving
+            | Standing::Left => {}
         }
     }
 
     fn hear_abandoned(&mut self, request: RequestId) {
+        self.hear_abandoned_resume(request);
         let growth = self.asks.iter().position(|ask| {
             ask.request == Some(request)
                 && matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
@@ -178,13 +188,28 @@ impl Model {
     }
 
     fn hear_created(&mut self, id: SegmentId) {
-        let fact = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Creating);
-        if let Some(fact) = fact {
-            fact.state = if fact.doomed { SegmentState::Draining } else { SegmentState::Live };
+        let Some(fact) = self.segments.get_mut(&id) else { return };
+        match fact.state {
+            SegmentState::Creating if fact.doomed => fact.state = SegmentState::Draining,
+            SegmentState::Creating => fact.state = SegmentState::Live,
+            SegmentState::Restoring => fact.state = SegmentState::Back,
+            SegmentState::Live
+            | SegmentState::Draining
+            | SegmentState::Quarantined
+            | SegmentState::Departing
+            | SegmentState::Stuck
+            | SegmentState::Away
+            | SegmentState::Back
+            | SegmentState::Gone => {}
         }
     }
 
     fn hear_failed(&mut self, id: SegmentId) {
+        if let Some(fact) = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Restoring) {
+            fact.state = SegmentState::Away;
+            let lease = fact.lease;
+            self.leases.get_mut(&lease).expect("a segment has a lease").retries = true;
+        }
         let fact = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Creating);
         if let Some(fact) = fact {
             let (request, doomed) = (fact.request, fact.doomed);
@@ -196,17 +221,25 @@ impl Model {
     }
 
     fn hear_claimed(&mut self, id: SegmentId) {
-        let Some(segment) = self.segments.get(&id).filter(|s| s.state == SegmentState::Live) else { return };
+        let here = |s: &&mut super::SegmentFact| matches!(s.state, SegmentState::Live | SegmentState::Back);
+        let Some(segment) = self.segments.get_mut(&id).filter(here) else { return };
+        segment.claimed = true;
         if let Some(lease) = self.leases.get_mut(&segment.lease) {
             lease.used = true;
         }
     }
 
     fn hear_freed(&mut self, id: SegmentId) {
-        let fact = self.segments.get_mut(&id);
-        let fact = fact.filter(|s| matches!(s.state, SegmentState::Draining | SegmentState::Quarantined));
-        if fact.is_some() {
-            self.comes_back(id);
+        let Some(fact) = self.segments.get_mut(&id) else { return };
+        match fact.state {
+            SegmentState::Draining | SegmentState::Quarantined => self.comes_back(id),
+            SegmentState::Departing | SegmentState::Stuck => fact.state = SegmentState::Away,
+            SegmentState::Creating
+            | SegmentState::Live
+            | SegmentState::Away
+            | SegmentState::Restoring
+            | SegmentState::Back
+            | SegmentState::Gone => {}
         }
     }
 
@@ -219,6 +252,12 @@ impl Model {
     }
 
     fn hear_unproven(&mut self, id: SegmentId, suspects: &[Pid]) {
+        if let Some(fact) = self.segments.get_mut(&id).filter(|s| s.state == SegmentState::Departing) {
+            fact.state = SegmentState::Stuck;
+            let lease = fact.lease;
+            self.leases.get_mut(&lease).expect("a segment has a lease").suspects.extend(suspects);
+            return;
+        }
         let Some(lease) =
             self.segments.get(&id).filter(|s| s.state == SegmentState::Draining).map(|s| s.lease)
         else {

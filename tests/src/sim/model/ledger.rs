@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Uid};
 
-use super::{Aim, LeaseFact, Model, Node, SegmentState, Standing};
+use super::{Aim, Journey, LeaseFact, Model, Node, SegmentState, Standing};
 
 /// What is charged somewhere, by its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,11 @@ pub(in crate::sim) struct Charge {
 impl Charge {
     pub(in crate::sim) fn total(self) -> Bytes {
         [self.set_aside, self.overhead, self.held, self.draining, self.quarantined].into_iter().sum()
+    }
+
+    /// What is made, or was, and not yet credited.
+    pub(in crate::sim) fn in_segments(self) -> Bytes {
+        add(self.held, add(self.draining, self.quarantined))
     }
 
     pub(in crate::sim) fn plus(self, other: Self) -> Self {
@@ -60,16 +65,27 @@ impl Model {
         for (_, segment) in self.segments_of(id).filter(|(_, segment)| segment.device == device) {
             let part = match segment.state {
                 SegmentState::Creating if segment.doomed => &mut charge.draining,
-                SegmentState::Creating | SegmentState::Live => &mut charge.held,
-                SegmentState::Draining => &mut charge.draining,
-                SegmentState::Quarantined => &mut charge.quarantined,
-                SegmentState::Gone => continue,
+                SegmentState::Creating
+                | SegmentState::Live
+                | SegmentState::Restoring
+                | SegmentState::Back => &mut charge.held,
+                SegmentState::Draining | SegmentState::Departing => &mut charge.draining,
+                SegmentState::Quarantined | SegmentState::Stuck => &mut charge.quarantined,
+                SegmentState::Away | SegmentState::Gone => continue,
             };
             *part = add(*part, segment.bytes);
         }
-        if !lease.ended {
-            charge.set_aside = set_aside(lease.reserve, charge, self.promised(id, device));
-        }
+        charge.set_aside = match lease.journey {
+            _ if lease.ended => Bytes::ZERO,
+            Journey::Active | Journey::Draining { .. } => {
+                set_aside(lease.reserve, charge, self.promised(id, device))
+            }
+            Journey::Leaving { .. } | Journey::Suspended => Bytes::ZERO,
+            Journey::Resuming { .. } => {
+                let regained = lease.regained.get(&device).copied().unwrap_or(Bytes::ZERO);
+                regained.saturating_sub(charge.in_segments())
+            }
+        };
         charge
     }
 
@@ -78,7 +94,7 @@ impl Model {
         let waits = self.asks.iter().filter(|ask| ask.standing == Standing::OwnDrain);
         let bytes = waits.filter_map(|ask| match ask.aim {
             Aim::Growth { lease, device: on, bytes, .. } => (lease == id && on == device).then_some(bytes),
-            Aim::Lease { .. } => None,
+            Aim::Lease { .. } | Aim::Resume { .. } => None,
         });
         bytes.sum()
     }

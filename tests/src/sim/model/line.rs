@@ -12,19 +12,35 @@ use super::{Aim, AskFact, Model, Node};
 /// Accounts without a budget of their own are as this one.
 static UNLIMITED: std::sync::LazyLock<Budget> = std::sync::LazyLock::new(Budget::default);
 
+/// What is bounded beside the accounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Store {
+    Pinned(DeviceId),
+    Arena,
+}
+
 /// What barriers keep from those who come after them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept {
     /// Of each device.
-    devices: BTreeMap<DeviceId, Bytes>,
+    pub(super) devices: BTreeMap<DeviceId, Bytes>,
     /// Of each account's limit.
-    bytes: BTreeMap<Node, Bytes>,
+    pub(super) bytes: BTreeMap<Node, Bytes>,
+    /// Of what may be pinned of each device.
+    pub(super) pinned: BTreeMap<DeviceId, Bytes>,
+    /// Of host memory.
+    pub(super) arena: Bytes,
+    /// Where one waits at these: nobody passes.
+    pub(super) pinned_closed: BTreeSet<DeviceId>,
+    pub(super) arena_closed: bool,
+    /// The asks that keep something of their devices.
+    pub(super) collecting: BTreeSet<usize>,
     /// Of each account's number of leases.
     leases: BTreeMap<Node, u32>,
     /// Accounts at whose limit one waits: nobody passes.
-    bytes_closed: BTreeSet<Node>,
+    pub(super) bytes_closed: BTreeSet<Node>,
     /// The same for the number of leases.
-    leases_closed: BTreeSet<Node>,
+    pub(super) leases_closed: BTreeSet<Node>,
 }
 
 impl Model {
@@ -56,16 +72,19 @@ impl Model {
     pub(in crate::sim) fn path_of(&self, ask: &AskFact) -> Vec<Node> {
         match &ask.aim {
             Aim::Lease { terms, .. } => self.path(ask.peer.uid, ask.peer.group.as_deref(), &terms.name),
-            Aim::Growth { lease, .. } => self.path_of_lease(&self.leases[lease]),
+            Aim::Growth { lease, .. } | Aim::Resume { lease } => self.path_of_lease(&self.leases[lease]),
         }
     }
 
     /// Whether nothing overtakes an ask. One that takes only what is set aside already is in
     /// nobody's way.
     pub(in crate::sim) fn is_barrier(&self, ask: &AskFact) -> bool {
+        if self.binds() {
+            return ask.risen;
+        }
         ask.risen
             && match ask.aim {
-                Aim::Lease { .. } => true,
+                Aim::Lease { .. } | Aim::Resume { .. } => true,
                 Aim::Growth { lease, device, bytes, .. } => {
                     !self.growth_takes(lease, device, bytes).is_zero()
                 }
@@ -73,7 +92,20 @@ impl Model {
     }
 
     pub(in crate::sim) fn barrier_at(&self, ask: &AskFact) -> Time {
-        ask.since.plus(self.policy.max_wait)
+        let path = self.path_of(ask);
+        let said = path.iter().rev().find_map(|node| self.budget(node).max_wait);
+        ask.since.plus(said.unwrap_or(self.policy.max_wait))
+    }
+
+    /// The place of an ask among barriers: by right, then by age.
+    pub(super) fn turn(&self, index: usize) -> (u8, usize) {
+        let ask = &self.asks[index];
+        let right = match (ask.returning, ask.guaranteed) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => 2,
+        };
+        (right, index)
     }
 
     pub(in crate::sim) fn deadline(&self, ask: &AskFact) -> Option<Time> {
@@ -89,10 +121,11 @@ impl Model {
         match &ask.aim {
             Aim::Lease { terms, .. } => add(terms.reserve, self.new_context(ask.peer.process, device)),
             Aim::Growth { lease, bytes, .. } => self.growth_takes(*lease, device, *bytes),
+            Aim::Resume { lease } => self.resume_needs(*lease, device),
         }
     }
 
-    fn needs(&self, ask: &AskFact, devices: &[DeviceId]) -> Bytes {
+    pub(super) fn needs(&self, ask: &AskFact, devices: &[DeviceId]) -> Bytes {
         devices.iter().map(|device| self.need(ask, *device)).sum()
     }
 
@@ -102,16 +135,19 @@ impl Model {
     }
 
     /// The asks that are no barriers.
-    fn fair(&self) -> Vec<usize> {
+    pub(super) fn fair(&self) -> Vec<usize> {
         self.waiting().filter(|(_, ask)| !self.is_barrier(ask)).map(|(i, _)| i).collect()
     }
 
-    fn barriers(&self) -> impl Iterator<Item = usize> {
-        self.waiting().filter(|(_, ask)| self.is_barrier(ask)).map(|(i, _)| i)
+    pub(super) fn barriers(&self) -> impl Iterator<Item = usize> {
+        let barriers = self.waiting().filter(|(_, ask)| self.is_barrier(ask)).map(|(i, _)| i);
+        let mut barriers: Vec<usize> = barriers.collect();
+        barriers.sort_by_key(|i| self.turn(*i));
+        barriers.into_iter()
     }
 
     /// `asks`, which agree on the first `depth` accounts, in the order of their shares below.
-    fn by_shares(&self, tally: &Tally, asks: &[usize], depth: usize) -> Vec<usize> {
+    pub(super) fn by_shares(&self, tally: &Tally, asks: &[usize], depth: usize) -> Vec<usize> {
         let mut children: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
         for i in asks {
             if let Some(node) = self.path_of(&self.asks[*i]).get(depth) {
@@ -127,7 +163,7 @@ impl Model {
     }
 
     /// Which of two accounts has the smaller charged / weight.
-    fn by_share(&self, tally: &Tally, a: &Node, b: &Node) -> Ordering {
+    pub(super) fn by_share(&self, tally: &Tally, a: &Node, b: &Node) -> Ordering {
         let scaled = |node: &Node, other: &Node| {
             let charged = tally.charged.get(node).copied().unwrap_or(Bytes::ZERO);
             u128::from(charged.get()) * u128::from(self.budget(other).weight.get())
@@ -141,6 +177,7 @@ impl Model {
         for index in self.barriers().filter(|i| counts(*i)) {
             let (ask, devices) = (&self.asks[index], self.barrier_devices(index));
             if !self.is_hopeless(tally, ask, &devices) && self.climbs(tally, &mut kept, ask, &devices) {
+                kept.collecting.insert(index);
                 for device in &devices {
                     let there = kept.devices.entry(*device).or_default();
                     *there = add(*there, self.need(ask, *device));
@@ -152,14 +189,57 @@ impl Model {
 
     /// Whether a device or an account of this barrier could not give what it needs if every lease
     /// there ended.
-    fn is_hopeless(&self, tally: &Tally, ask: &AskFact, devices: &[DeviceId]) -> bool {
+    pub(super) fn is_hopeless(&self, tally: &Tally, ask: &AskFact, devices: &[DeviceId]) -> bool {
         let whole = self.needs(ask, devices);
         let beyond = |node: &Node| self.budget(node).limit.is_some_and(|limit| whole > limit);
         devices.iter().any(|device| self.need(ask, *device) > self.ceiling(tally, *device))
             || self.path_of(ask).iter().any(beyond)
+            || self.store_steps(ask, devices).iter().any(|(store, bytes)| match store {
+                Store::Pinned(device) => *bytes > self.pinned_max(*device),
+                Store::Arena => *bytes > self.policy.arena,
+            })
     }
 
-    fn ceiling(&self, tally: &Tally, device: DeviceId) -> Bytes {
+    /// What a barrier takes at the stores beside the accounts, in its order.
+    pub(super) fn store_steps(&self, ask: &AskFact, devices: &[DeviceId]) -> Vec<(Store, Bytes)> {
+        let mut steps = Vec::new();
+        if !self.binds() || matches!(ask.aim, Aim::Resume { .. }) {
+            return steps;
+        }
+        let lent = !ask.guaranteed && !ask.returning;
+        let (mut copies, moves) = (self.needs(ask, devices), self.would_move(ask));
+        for device in devices.iter().filter(|_| lent) {
+            let pinned = self.would_pin(ask, *device, moves).min(self.need(ask, *device));
+            copies = copies.saturating_sub(pinned);
+            steps.push((Store::Pinned(*device), pinned));
+        }
+        if moves && (lent || matches!(ask.aim, Aim::Growth { .. })) {
+            steps.push((Store::Arena, copies));
+        }
+        steps
+    }
+
+    pub(super) fn store_passes(&self, kept: &mut Kept, store: &Store, bytes: Bytes) -> bool {
+        if bytes.is_zero() {
+            return true;
+        }
+        let room = match store {
+            Store::Pinned(device) => self.pinned_room(kept, *device),
+            Store::Arena => self.arena_room(kept),
+        };
+        match (store, bytes <= room) {
+            (Store::Pinned(device), true) => {
+                let there = kept.pinned.entry(*device).or_default();
+                *there = add(*there, bytes);
+            }
+            (Store::Arena, true) => kept.arena = add(kept.arena, bytes),
+            (Store::Pinned(device), false) => drop(kept.pinned_closed.insert(*device)),
+            (Store::Arena, false) => kept.arena_closed = true,
+        }
+        bytes <= room
+    }
+
+    pub(super) fn ceiling(&self, tally: &Tally, device: DeviceId) -> Bytes {
         let Some(fact) = self.device(device).filter(|fact| !fact.lost) else { return Bytes::ZERO };
         let stuck = add(tally.devices[&device].quarantined, fact.off_book.unwrap_or(Bytes::ZERO));
         fact.capacity.saturating_sub(stuck)
@@ -167,7 +247,7 @@ impl Model {
 
     /// Lets a barrier climb from its job to the host, keeping what it needs at each account;
     /// `false`: it is parked at one.
-    fn climbs(&self, tally: &Tally, kept: &mut Kept, ask: &AskFact, devices: &[DeviceId]) -> bool {
+    pub(super) fn climbs(&self, tally: &Tally, kept: &mut Kept, ask: &AskFact, devices: &[DeviceId]) -> bool {
         let need = self.needs(ask, devices);
         let lease = matches!(ask.aim, Aim::Lease { .. });
         for node in self.path_of(ask).iter().rev() {
@@ -183,7 +263,8 @@ impl Model {
             let there = kept.bytes.entry(node.clone()).or_default();
             *there = add(*there, need);
         }
-        true
+        let stores = self.store_steps(ask, devices);
+        stores.iter().all(|(store, bytes)| self.store_passes(kept, store, *bytes))
     }
 
     pub(super) fn bytes_pass(&self, tally: &Tally, kept: &Kept, node: &Node, need: Bytes) -> bool {
@@ -193,7 +274,7 @@ impl Model {
         !kept.bytes_closed.contains(node) && add(taken, need) <= limit
     }
 
-    fn lease_passes(&self, tally: &Tally, kept: &Kept, node: &Node) -> bool {
+    pub(super) fn lease_passes(&self, tally: &Tally, kept: &Kept, node: &Node) -> bool {
         let Some(max) = self.leases_max(node) else { return true };
         let there =
             tally.leases.get(node).copied().unwrap_or(0) + kept.leases.get(node).copied().unwrap_or(0);
@@ -209,7 +290,7 @@ impl Model {
     }
 
     /// The devices a barrier is bound to or named.
-    fn barrier_devices(&self, index: usize) -> Vec<DeviceId> {
+    pub(super) fn barrier_devices(&self, index: usize) -> Vec<DeviceId> {
         let ask = &self.asks[index];
         match &ask.aim {
             Aim::Lease { terms, .. } => match &terms.devices {
@@ -217,6 +298,7 @@ impl Model {
                 DeviceWish::Any(_) => ask.bound.clone().unwrap_or_default(),
             },
             Aim::Growth { device, .. } => vec![*device],
+            Aim::Resume { lease } => self.leases[lease].devices.clone(),
         }
     }
 
@@ -230,13 +312,13 @@ impl Model {
         }
     }
 
-    fn fits(&self, tally: &Tally, kept: &Kept, ask: &AskFact, device: DeviceId) -> bool {
+    pub(super) fn fits(&self, tally: &Tally, kept: &Kept, ask: &AskFact, device: DeviceId) -> bool {
         let usable = self.device(device).is_some_and(|fact| !fact.lost);
         usable && self.need(ask, device) <= self.room(tally, kept, device)
     }
 
     /// Whether an ask can be granted on these devices behind what is kept.
-    fn passes(&self, tally: &Tally, kept: &Kept, ask: &AskFact, devices: &[DeviceId]) -> bool {
+    pub(super) fn passes(&self, tally: &Tally, kept: &Kept, ask: &AskFact, devices: &[DeviceId]) -> bool {
         let fits = devices.iter().all(|device| self.fits(tally, kept, ask, *device));
         // What is set aside already is taken from nobody.
         let free_of_charge = matches!(ask.aim, Aim::Growth { .. }) && self.needs(ask, devices).is_zero();
@@ -245,17 +327,30 @@ impl Model {
     }
 
     /// Where a barrier can be granted now on the devices it keeps bytes of.
-    fn barrier_placement(&self, tally: &Tally, index: usize) -> Option<Vec<DeviceId>> {
+    pub(super) fn barrier_placement(&self, tally: &Tally, index: usize) -> Option<Vec<DeviceId>> {
         let devices = self.barrier_devices(index);
-        let kept = self.kept(tally, |other| other < index);
-        self.passes(tally, &kept, &self.asks[index], &devices).then_some(devices)
+        let mut kept = self.kept(tally, |other| self.turn(other) < self.turn(index));
+        let ask = &self.asks[index];
+        let passes = match self.binds() {
+            false => self.passes(tally, &kept, ask, &devices),
+            true => {
+                devices.iter().all(|device| self.fits(tally, &kept, ask, *device))
+                    && !self.is_hopeless(tally, ask, &devices)
+                    && self.climbs(tally, &mut kept, ask, &devices)
+            }
+        };
+        passes.then_some(devices)
     }
 
     /// Where an ask that is no barrier can be granted now.
-    fn placement(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
+    pub(super) fn placement(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
         let ask = &self.asks[index];
+        if self.binds() {
+            return self.routed_placement(tally, kept, ask);
+        }
         let devices = match &ask.aim {
             Aim::Growth { device, .. } => vec![*device],
+            Aim::Resume { lease } => self.leases[lease].devices.clone(),
             Aim::Lease { terms, .. } => match &terms.devices {
                 DeviceWish::These(these) => these.iter().copied().collect(),
                 DeviceWish::Any(count) => return self.any_placement(tally, kept, ask, count.get()),
@@ -266,7 +361,13 @@ impl Model {
 
     /// The devices with most room; where its accounts can't pay for its contexts there, those that
     /// cost it least.
-    fn any_placement(&self, tally: &Tally, kept: &Kept, ask: &AskFact, count: u32) -> Option<Vec<DeviceId>> {
+    pub(super) fn any_placement(
+        &self,
+        tally: &Tally,
+        kept: &Kept,
+        ask: &AskFact,
+        count: u32,
+    ) -> Option<Vec<DeviceId>> {
         let passing = |devices: Vec<DeviceId>| self.passes(tally, kept, ask, &devices).then_some(devices);
         let roomiest = self.fitting(tally, kept, ask, count, |_| Bytes::ZERO).and_then(passing);
         let context = |device| self.new_context(ask.peer.process, device);
@@ -275,12 +376,12 @@ impl Model {
 
     /// Where a barrier for any device, whose accounts have room for it where it is bound, can be
     /// granted behind all others. Where that costs more, the accounts must have this too.
-    fn elsewhere(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
+    pub(super) fn elsewhere(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
         let ask = &self.asks[index];
         let Aim::Lease { terms, .. } = &ask.aim else { return None };
         let DeviceWish::Any(count) = terms.devices else { return None };
         let bound = self.barrier_devices(index);
-        let mut before = self.kept(tally, |other| other < index);
+        let mut before = self.kept(tally, |other| self.turn(other) < self.turn(index));
         let collects = !self.is_hopeless(tally, ask, &bound) && self.climbs(tally, &mut before, ask, &bound);
         if !collects {
             return None;
@@ -290,13 +391,24 @@ impl Model {
             let passes = |node: &Node| self.bytes_pass(tally, kept, node, more);
             (more.is_zero() || self.path_of(ask).iter().all(passes)).then_some(devices)
         };
+        if self.binds() && !ask.guaranteed && !ask.returning {
+            let pins = |device| self.would_pin(ask, device, self.would_move(ask));
+            let offer = |device| {
+                let allowed = pins(device) <= self.pinned_room(kept, device);
+                allowed.then(|| self.room(tally, kept, device))
+            };
+            let context = |device| self.new_context(ask.peer.process, device);
+            let count = count.get();
+            let roomiest = self.offered(ask, count, &offer, &|_| Bytes::ZERO).and_then(passing);
+            return roomiest.or_else(|| self.offered(ask, count, &offer, &context).and_then(passing));
+        }
         let roomiest = self.fitting(tally, kept, ask, count.get(), |_| Bytes::ZERO).and_then(passing);
         let context = |device| self.new_context(ask.peer.process, device);
         roomiest.or_else(|| self.fitting(tally, kept, ask, count.get(), context).and_then(passing))
     }
 
     /// So many of the devices on which the ask fits: those that cost least, then those with most room.
-    fn fitting(
+    pub(super) fn fitting(
         &self,
         tally: &Tally,
         kept: &Kept,
@@ -313,42 +425,6 @@ impl Model {
         fitting.truncate(count);
         fitting.sort();
         Some(fitting)
-    }
-
-    /// What each device has for an ask, for whoever has to find a mistake.
-    pub(super) fn describe_rooms(&self, index: usize) -> String {
-        let (tally, ask) = (self.tally(), &self.asks[index]);
-        let kept = self.kept(&tally, |_| true);
-        let describe = |fact: &super::DeviceFact| {
-            let (room, need) = (self.room(&tally, &kept, fact.id), self.need(ask, fact.id));
-            let (free, ceiling) = (tally.free[&fact.id], self.ceiling(&tally, fact.id));
-            format!("device {}: free {free}, room {room}, need {need}, at most {ceiling}", fact.id)
-        };
-        let rooms = self.devices.iter().map(describe).collect::<Vec<_>>().join("; ");
-        let nodes = self.path_of(ask).into_iter().map(|node| {
-            let charged = tally.charged.get(&node).copied().unwrap_or(Bytes::ZERO);
-            let keeps = kept.bytes.get(&node).copied().unwrap_or(Bytes::ZERO);
-            let closed = kept.bytes_closed.contains(&node) || kept.leases_closed.contains(&node);
-            let limit = self.budget(&node).limit;
-            format!("{}: charged {charged}, kept {keeps}, limit {limit:?}, closed {closed}", node.path())
-        });
-        format!("{rooms}; {}", nodes.collect::<Vec<_>>().join("; "))
-    }
-
-    /// All that wait, with what they need and what there is for them.
-    pub(super) fn describe_all(&self) -> String {
-        let all = self.hoping().map(|(i, ask)| {
-            let barrier = if self.is_barrier(ask) { " barrier" } else { "" };
-            format!(
-                "\n{:?}{barrier} {:?} {:?} bound {:?}: {}",
-                ask.id,
-                ask.standing,
-                ask.aim,
-                ask.bound,
-                self.describe_rooms(i)
-            )
-        });
-        all.collect()
     }
 
     /// The first in the line that can be granted now, and where.
@@ -381,7 +457,7 @@ mod tests {
     use super::matches;
 
     #[test]
-    fn a_star_stands_for_any_letters() {
+    pub(super) fn a_star_stands_for_any_letters() {
         for (pattern, name, fits) in [
             ("a*", "abc", true),
             ("*c", "abc", true),

@@ -3,7 +3,7 @@
 use gpulease_arbiter::{Denial, Effect, Event, Notice, Patience, RequestId};
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
 
-use super::{Aim, Broken, Model, RequestFact, SegmentState, SessionFact, Standing, Verdict, ensure};
+use super::{Aim, Broken, Journey, Model, RequestFact, SegmentState, SessionFact, Standing, Verdict, ensure};
 
 impl Model {
     /// The arbiter wants this done.
@@ -33,11 +33,15 @@ impl Model {
             Effect::LeaseGone { lease } => self.see_lease_gone(*lease),
             Effect::SessionGone { session } => self.see_session_gone(*session),
             Effect::ProcessGone { process } => self.see_process_gone(*process),
-            Effect::Restore { .. }
-            | Effect::Forget { .. }
-            | Effect::Resumed { .. }
-            | Effect::Signal { .. }
-            | Effect::Occurred { .. } => Err(Broken(format!("nothing moves here, and yet {effect:?}"))),
+            Effect::Restore { segment, bytes, .. } => self.see_restore(*segment, *bytes),
+            Effect::Forget { segment } => self.see_forget(*segment),
+            Effect::Resumed { request, lease } => self.see_resumed(*request, *lease),
+            Effect::Signal { process, .. } => {
+                let known = self.processes.get(process).is_some_and(|fact| fact.alive);
+                ensure!(known, "{process} is to end, and is not there");
+                Ok(())
+            }
+            Effect::Occurred { lease, what } => self.see_occurred(*lease, what),
         }
     }
 
@@ -106,6 +110,7 @@ impl Model {
         let allowed = match denial.reason() {
             Reason::NoRoom | Reason::OverBudget | Reason::TooMany if would_not_wait => true,
             Reason::NoRoom | Reason::OverBudget | Reason::Draining | Reason::BehindOthers => would_not_wait,
+            Reason::PinnedFull | Reason::ArenaFull | Reason::Recalled | Reason::Barrier => would_not_wait,
             Reason::WouldDeadlock => inside,
             Reason::TooMany => self.line_is_full(ask.peer.uid),
             _ => false,
@@ -126,7 +131,12 @@ impl Model {
         let kind = |event: &Event| {
             matches!(
                 event,
-                Event::Close { .. } | Event::Withdraw { .. } | Event::Admit { .. } | Event::Free { .. }
+                Event::Close { .. }
+                    | Event::Withdraw { .. }
+                    | Event::Admit { .. }
+                    | Event::Free { .. }
+                    | Event::Pin { .. }
+                    | Event::SetBudgets { .. }
             )
         };
         let event = self.agreed(request, kind)?;
@@ -145,6 +155,9 @@ impl Model {
         let fact = self.request(request)?;
         fact.queued += 1;
         ensure!(fact.queued == 1 && fact.answers == 0, "{:?} is queued too late or twice", fact.event);
+        if let Verdict::Returning(lease) = fact.verdict {
+            return self.see_waits_for(lease, id);
+        }
         ensure!(fact.verdict == Verdict::InLine, "{:?} is queued, and due is {:?}", fact.event, fact.verdict);
         let known = self.asks.iter().any(|ask| ask.id == Some(id) && ask.request != Some(request));
         ensure!(!known, "{id} is the id of another ask");
@@ -154,6 +167,15 @@ impl Model {
             .find(|ask| ask.request == Some(request) && ask.standing == Standing::Waiting);
         let ask = ask.ok_or_else(|| Broken(format!("{id} is queued and does not wait")))?;
         ensure!(ask.patience != Patience::None, "{id} would not wait and is queued");
+        ask.id = Some(id);
+        Ok(())
+    }
+
+    /// Who waits for a lease is told which ask is for it.
+    fn see_waits_for(&mut self, lease: LeaseId, id: AskId) -> Result<(), Broken> {
+        let Some(index) = self.resume_of(lease) else { return Ok(()) };
+        let ask = &mut self.asks[index];
+        ensure!(ask.id.is_none_or(|known| known == id), "{lease} is waited for as {:?}, not {id}", ask.id);
         ask.id = Some(id);
         Ok(())
     }
@@ -231,7 +253,8 @@ impl Model {
 
     fn see_reclaim(&mut self, id: SegmentId) -> Result<(), Broken> {
         let fact = self.segments.get_mut(&id).ok_or_else(|| Broken(format!("{id} is unknown")))?;
-        ensure!(fact.state == SegmentState::Draining, "{id} is taken back as it is {:?}", fact.state);
+        let back = matches!(fact.state, SegmentState::Draining | SegmentState::Departing);
+        ensure!(back, "{id} is taken back as it is {:?}", fact.state);
         ensure!(!fact.reclaimed, "{id} is taken back twice");
         fact.reclaimed = true;
         Ok(())
@@ -243,6 +266,9 @@ impl Model {
         let is_member = |lease: &super::LeaseFact| lease.members.contains(&told);
         match notice {
             Notice::Recall { lease, device, bytes, deadline } => {
+                if self.binds() {
+                    self.hear_recall(*lease, *device, *bytes, *deadline)?;
+                }
                 let held = self.charge_on(*lease, *device).held;
                 let fact = self.leases.get_mut(lease).expect("it was judged");
                 ensure!(is_member(fact), "{session} is asked for bytes of {lease} of {}", fact.owner);
@@ -261,11 +287,27 @@ impl Model {
                     recall.untold.remove(device);
                 }
             }
-            Notice::Suspend { .. }
-            | Notice::SwapOut { .. }
-            | Notice::SuspendCancelled { .. }
-            | Notice::SegmentBack { .. }
-            | Notice::Pinned { .. } => return Err(Broken(format!("nothing moves here, and yet {notice:?}"))),
+            Notice::Suspend { lease, deadline } => {
+                let due = match &self.leases[lease].journey {
+                    Journey::Draining { deadline, .. } => Some(*deadline),
+                    Journey::Active
+                    | Journey::Leaving { .. }
+                    | Journey::Suspended
+                    | Journey::Resuming { .. } => None,
+                };
+                ensure!(due == Some(*deadline), "{lease} is to drain by {deadline:?}, and due is {due:?}");
+            }
+            Notice::SwapOut { lease } => {
+                let leaves = matches!(self.leases[lease].journey, Journey::Leaving { .. });
+                ensure!(leaves, "{lease} is to swap out, and is {:?}", self.leases[lease].journey);
+            }
+            Notice::SegmentBack { segment, .. } => {
+                let state = self.segments.get(segment).map(|segment| segment.state);
+                ensure!(state == Some(SegmentState::Back), "{segment} is said to be back, and is {state:?}");
+            }
+            Notice::SuspendCancelled { lease, .. } | Notice::Pinned { lease } => {
+                ensure!(self.leases.contains_key(lease), "{session} is told {notice:?}");
+            }
             Notice::Ended { lease, .. } => {
                 let fact = self.leases.get_mut(lease).expect("it was judged");
                 ensure!(fact.ended && is_member(fact), "{session} is told that {lease} ended");
@@ -276,10 +318,15 @@ impl Model {
     }
 
     fn see_overdue(&mut self, id: LeaseId) -> Result<(), Broken> {
-        ensure!(self.leases.contains_key(&id) && self.is_overdue(id), "{id} is called overdue and is not");
+        ensure!(self.leases.contains_key(&id), "{id} is called overdue and is not known");
+        let unheard = !self.is_overdue(id) && self.may_be_overdue_unheard(id);
+        ensure!(unheard || self.is_overdue(id), "{id} is called overdue and is not");
         let lease = self.leases.get_mut(&id).expect("it is there");
         ensure!(!lease.overdue, "{id} is called overdue twice");
-        lease.overdue = true;
+        (lease.overdue, lease.unheard) = (true, unheard);
+        if unheard {
+            self.drop_overdue_growth();
+        }
         Ok(())
     }
 

@@ -46,10 +46,20 @@ impl Model {
             | Event::Restored { .. }
             | Event::Idle { .. }
             | Event::DeviceLost { .. } => unreachable!("it has no request"),
-            Event::Resume { .. } | Event::Pin { .. } | Event::SetBudgets { .. } => {
-                unreachable!("nobody asks for it in this world")
-            }
+            Event::Resume { session, lease, .. } => self.judge_resume(request, *session, *lease),
+            Event::Pin { session, lease, .. } => self.judge_pin(*session, *lease),
+            Event::SetBudgets { budgets, .. } => self.judge_budgets(budgets),
         }
+    }
+
+    /// All budgets anew, or none: nobody loses what he has.
+    fn judge_budgets(&mut self, budgets: &gpulease_arbiter::Budgets) -> Verdict {
+        if budgets.fit(&self.policy, &self.specs).is_err() {
+            return Verdict::No(vec![Reason::ImpossibleBudget]);
+        }
+        self.budgets = budgets.clone();
+        self.budgets_changed = true;
+        Verdict::Yes
     }
 
     fn judge_open(&self, peer: &Peer) -> Verdict {
@@ -154,7 +164,8 @@ impl Model {
         }
         let process = self.sessions[&session].peer.process;
         let fact = self.segments.get(&segment).filter(|fact| fact.lease == lease && fact.process == process);
-        if fact.is_none_or(|fact| fact.state != SegmentState::Live) {
+        let has = |fact: &super::SegmentFact| fact.is_of_process() && fact.state != SegmentState::Creating;
+        if !fact.is_some_and(has) {
             return Verdict::No(vec![Reason::NoSuchSegment]);
         }
         self.give_back(segment);
@@ -166,6 +177,7 @@ impl Model {
         match self.leases.get_mut(&id).filter(|lease| !lease.gone) {
             None => Verdict::No(vec![Reason::NoSuchLease]),
             Some(lease) if lease.ended => Verdict::No(vec![Reason::Ending]),
+            Some(lease) if lease.journey != super::Journey::Active => Verdict::No(vec![Reason::Suspended]),
             Some(lease) => {
                 let reserve = lease.reserve;
                 let devices = lease.devices.clone();

@@ -4,15 +4,17 @@ use gpulease_arbiter::{AskView, LeaseState, LeaseView, Patience, Pinning, Snapsh
 use gpulease_words::Bytes;
 
 use super::ledger::{Tally, add};
-use super::{Aim, AskFact, Broken, Model, Node, Standing, ensure};
+use super::{Aim, AskFact, Broken, Journey, Model, Node, Standing, ensure};
 
 impl Model {
-    pub(super) fn compare(&self, after: &Snapshot) -> Result<(), Broken> {
+    pub(super) fn compare(&mut self, after: &Snapshot) -> Result<(), Broken> {
         let tally = self.tally();
         let open = self.sessions.values().filter(|session| session.open).count();
         ensure!(after.sessions as usize == open, "{open} sessions are open, not {}", after.sessions);
         self.compare_devices(after, &tally)?;
         self.compare_leases(after)?;
+        self.compare_stores(after)?;
+        self.compare_promises(after)?;
         self.compare_accounts(after, &tally)?;
         self.compare_line(after, &tally)
     }
@@ -28,8 +30,9 @@ impl Model {
             let is = (view.capacity, view.free, view.set_aside, view.overhead, view.held);
             ensure!(
                 due == is,
-                "device {}: capacity, free, set aside, overhead, held are {is:?}, not {due:?}",
-                fact.id
+                "device {}: capacity, free, set aside, overhead, held are {is:?}, not {due:?}; {}",
+                fact.id,
+                self.describe_all()
             );
             let due = (booked.draining, booked.quarantined, fact.off_book, unbacked, !fact.lost);
             let is = (view.draining, view.quarantined, view.off_book, view.unbacked, view.usable);
@@ -66,7 +69,13 @@ impl Model {
             view.id
         );
         let owner = self.open_session(fact.owner);
-        let state = if fact.ended { LeaseState::Draining } else { LeaseState::Active };
+        let state = match fact.journey {
+            _ if fact.ended => LeaseState::Draining,
+            Journey::Active => LeaseState::Active,
+            Journey::Draining { .. } | Journey::Leaving { .. } => LeaseState::Suspending,
+            Journey::Suspended => LeaseState::Suspended,
+            Journey::Resuming { .. } => LeaseState::Resuming,
+        };
         // What is given back grows no more, overdue or not.
         let overdue = if fact.ended { view.overdue } else { fact.overdue };
         let due = (state, overdue, owner.is_some_and(|s| s.adrift_since.is_some()), fact.used);
@@ -89,6 +98,9 @@ impl Model {
         due.sort();
         are.sort();
         ensure!(due == are, "{}: members are {are:?}, not {due:?}", view.id);
+        if self.binds() {
+            self.compare_residence(view)?;
+        }
         let overhead: Bytes = view.members.iter().map(|member| member.overhead).sum();
         ensure!(
             overhead == charge.overhead,
@@ -97,6 +109,56 @@ impl Model {
             charge.overhead
         );
         Ok(())
+    }
+
+    fn compare_residence(&self, view: &LeaseView) -> Result<(), Broken> {
+        let fact = &self.leases[&view.id];
+        let copied = self.segments_of(view.id).filter(|(_, segment)| segment.is_copied());
+        let copied: Bytes = copied.map(|(_, segment)| segment.bytes).sum();
+        let since = (!fact.ended && fact.is_resident()).then_some(fact.since);
+        let due = (fact.movable, fact.idle, copied, since, fact.suspensions);
+        let is = (view.movable, view.idle, view.swapped, view.resident_since, view.suspensions);
+        ensure!(
+            due == is,
+            "{}: movable, idle, swapped, resident since, suspensions are {is:?}, not {due:?}",
+            view.id
+        );
+        Ok(())
+    }
+
+    /// What is pinned of each device, and set aside of host memory.
+    fn compare_stores(&self, after: &Snapshot) -> Result<(), Broken> {
+        for view in after.devices.iter().filter(|_| self.binds()) {
+            let (due, is) =
+                ((self.pinned_used(view.id), self.pinned_max(view.id)), (view.pinned, view.pinned_max));
+            ensure!(due == is, "device {}: pinned, and at most, are {is:?}, not {due:?}", view.id);
+        }
+        let (arena, used) = (after.arena, self.arena_used());
+        let copied = self.segments.values().filter(|segment| segment.is_copied());
+        let filled = copied.map(|segment| segment.bytes).sum::<Bytes>().min(used);
+        let due = (self.policy.arena.saturating_sub(used), used.saturating_sub(filled), filled);
+        let is = (arena.free, arena.set_aside, arena.filled);
+        ensure!(!self.binds() || due == is, "the arena's free, set aside, filled are {is:?}, not {due:?}");
+        Ok(())
+    }
+
+    /// By when each ask is granted at the latest (I6, I7), as the rules have it, and whether it was.
+    fn compare_promises(&mut self, after: &Snapshot) -> Result<(), Broken> {
+        let promises = self.promises();
+        // What one needs whose lease is still on its way out nobody knows.
+        for view in after.waiting.iter().filter(|view| view.reason != gpulease_words::Reason::Suspended) {
+            let index = self.asks.iter().position(|ask| ask.id == Some(view.id));
+            let due = index.and_then(|i| promises.get(&i)).map(|(at, _)| *at);
+            let shown = due.filter(|at| *at >= self.now);
+            ensure!(
+                view.at_latest == shown,
+                "{} is promised for {:?}, not {shown:?}: {view:?}; {:?}",
+                view.id,
+                view.at_latest,
+                index.map(|i| self.describe_rooms(i))
+            );
+        }
+        self.keep_promises(&promises)
     }
 
     fn compare_accounts(&self, after: &Snapshot, tally: &Tally) -> Result<(), Broken> {
@@ -116,7 +178,8 @@ impl Model {
     }
 
     fn compare_line(&self, after: &Snapshot, tally: &Tally) -> Result<(), Broken> {
-        let own = self.asks.iter().filter(|ask| ask.standing == Standing::OwnDrain).count();
+        let aside = |ask: &&AskFact| matches!(ask.standing, Standing::OwnDrain | Standing::Leaving);
+        let own = self.asks.iter().filter(aside).count();
         let order = self.order(tally);
         ensure!(
             order.len() + own == after.waiting.len(),
@@ -160,6 +223,11 @@ impl Model {
         let (lease, reserve) = match &ask.aim {
             Aim::Lease { terms, .. } => (None, terms.reserve),
             Aim::Growth { lease, bytes, .. } => (Some(*lease), *bytes),
+            Aim::Resume { lease } => {
+                let devices = self.leases[lease].devices.iter();
+                let most = devices.map(|device| self.resume_needs(*lease, *device)).max();
+                (Some(*lease), most.unwrap_or(Bytes::ZERO))
+            }
         };
         ensure!((lease, reserve) == (view.lease, view.reserve), "{} is {view:?}, not {ask:?}", view.id);
         Ok(())

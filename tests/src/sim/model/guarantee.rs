@@ -1,0 +1,143 @@
+//! What guarantees cover, added up from the facts.
+
+use gpulease_words::{Bytes, DeviceId, LeaseId, Uid};
+
+use super::ledger::add;
+use super::{Aim, AskFact, Model};
+
+impl Model {
+    pub(super) fn guarantees_anything(&self) -> bool {
+        !self.guaranteed_in_all().is_zero()
+    }
+
+    /// All that is guaranteed on each device: to groups, and to users whose group has no budget.
+    pub(super) fn guaranteed_in_all(&self) -> Bytes {
+        let groups: Bytes = self.budgets.groups.values().map(|budget| budget.guarantee).sum();
+        let single = self.budgets.users.iter().filter(|(uid, _)| self.budgeted_group(**uid).is_none());
+        add(groups, single.map(|(_, budget)| budget.guarantee).sum())
+    }
+
+    fn budgeted_group(&self, uid: Uid) -> Option<&str> {
+        let group = self.budgets.memberships.get(&uid)?;
+        self.budgets.groups.contains_key(group).then_some(group)
+    }
+
+    fn user_guarantee(&self, uid: Uid) -> Bytes {
+        self.budgets.users.get(&uid).map_or(Bytes::ZERO, |budget| budget.guarantee)
+    }
+
+    fn group_guarantee(&self, group: &str) -> Bytes {
+        self.budgets.groups.get(group).map_or(Bytes::ZERO, |budget| budget.guarantee)
+    }
+
+    /// What of a group's guarantee its users have for themselves.
+    fn kept_of(&self, group: &str) -> Bytes {
+        let members = self.budgets.users.keys().filter(|uid| self.budgeted_group(**uid) == Some(group));
+        members.map(|uid| self.user_guarantee(*uid)).sum()
+    }
+
+    /// The most that guarantees could cover of a user if he had nothing else, nor anyone of his group.
+    pub(super) fn coverable(&self, uid: Uid, group: Option<&str>) -> Bytes {
+        let rest = group.map(|group| self.group_guarantee(group).saturating_sub(self.kept_of(group)));
+        add(self.user_guarantee(uid), rest.unwrap_or(Bytes::ZERO))
+    }
+
+    /// What is guaranteed on each device to others than this user and his group.
+    pub(super) fn guaranteed_to_others(&self, uid: Uid, group: Option<&str>) -> Bytes {
+        let own = group.map(|group| self.group_guarantee(group)).filter(|own| !own.is_zero());
+        self.guaranteed_in_all().saturating_sub(own.unwrap_or_else(|| self.user_guarantee(uid)))
+    }
+
+    /// What counts of a user on a device: what is charged to him, and what his asks that are covered are due.
+    fn counted(&self, uid: Uid, device: DeviceId, asks: &dyn Fn(&AskFact) -> bool) -> Bytes {
+        let here = |lease: &super::LeaseFact| lease.peer.uid == uid && lease.devices.contains(&device);
+        let leases = self.standing_leases().filter(|(_, lease)| here(lease));
+        let charged: Bytes = leases.map(|(id, _)| self.charge_on(id, device).total()).sum();
+        let due = self.waiting().filter(|(_, ask)| self.account_of(ask).0 == uid && asks(ask));
+        let due: Bytes = due.map(|(i, _)| self.covered_need(i, device)).sum();
+        add(charged, due)
+    }
+
+    /// Whose account an ask is in.
+    pub(super) fn account_of<'a>(&'a self, ask: &'a AskFact) -> (Uid, Option<&'a str>) {
+        let peer = match ask.aim {
+            Aim::Lease { .. } => &ask.peer,
+            Aim::Growth { lease, .. } | Aim::Resume { lease } => &self.leases[&lease].peer,
+        };
+        (peer.uid, peer.group.as_deref())
+    }
+
+    fn covered_need(&self, index: usize, device: DeviceId) -> Bytes {
+        let on = self.barrier_devices(index).contains(&device);
+        if on { self.need(&self.asks[index], device) } else { Bytes::ZERO }
+    }
+
+    /// Whether a guarantee of the account covers all that is counted there and `more`, where asks that
+    /// are covered count as `asks` says.
+    fn covers(
+        &self,
+        (uid, group): (Uid, Option<&str>),
+        device: DeviceId,
+        more: Bytes,
+        asks: &dyn Fn(&AskFact) -> bool,
+    ) -> bool {
+        if !self.binds() {
+            return false;
+        }
+        let (before, own) = (self.counted(uid, device, asks), self.user_guarantee(uid));
+        let after = before.saturating_add(more);
+        if !own.is_zero() && after <= own {
+            return true;
+        }
+        let Some(group) = group else { return false };
+        let adds = after.saturating_sub(own).saturating_sub(before.saturating_sub(own));
+        let whole = self.group_guarantee(group);
+        let beyond = |uid: &Uid| self.counted(*uid, device, asks).saturating_sub(self.user_guarantee(*uid));
+        let counted: Bytes = self.users_of(group).iter().map(beyond).sum();
+        !whole.is_zero() && add(self.kept_of(group), counted).saturating_add(adds) <= whole
+    }
+
+    fn users_of(&self, group: &str) -> std::collections::BTreeSet<Uid> {
+        let peers = self.processes.values().map(|fact| &fact.peer);
+        peers.filter(|peer| peer.group.as_deref() == Some(group)).map(|peer| peer.uid).collect()
+    }
+
+    /// Whether an ask that is said to be lent may be one that a guarantee covers, at a moment at which
+    /// nobody says which others are.
+    pub(super) fn may_be_covered(&self, ask: &AskFact) -> bool {
+        let devices = self.devices.iter().map(|fact| fact.id);
+        let account = self.account_of(ask);
+        ask.guaranteed
+            || ask.before.guaranteed
+            || devices.into_iter().any(|d| self.covers(account, d, self.need_there(ask, d), &|_| false))
+    }
+
+    fn need_there(&self, ask: &AskFact, device: DeviceId) -> Bytes {
+        match &ask.aim {
+            Aim::Growth { lease, .. } | Aim::Resume { lease }
+                if !self.leases[lease].devices.contains(&device) =>
+            {
+                Bytes::MAX
+            }
+            Aim::Lease { .. } | Aim::Growth { .. } | Aim::Resume { .. } => self.need(ask, device),
+        }
+    }
+
+    /// Whether no recall but of surplus may touch a lease, whichever of the asks are covered.
+    pub(super) fn is_protected(&self, id: LeaseId) -> bool {
+        let lease = &self.leases[&id];
+        if lease.recall.as_ref().is_some_and(|recall| recall.missed) {
+            return false;
+        }
+        let account = (lease.peer.uid, lease.peer.group.as_deref());
+        let covered = |device: &DeviceId| self.covers(account, *device, Bytes::ZERO, &|_| true);
+        lease.guaranteed && lease.guaranteed_before || lease.devices.iter().all(covered)
+    }
+
+    /// Whether a lease that was just granted must be marked as one that a guarantee covers, whichever asks are.
+    pub(super) fn is_within_guarantee(&self, id: LeaseId) -> bool {
+        let lease = &self.leases[&id];
+        let account = (lease.peer.uid, lease.peer.group.as_deref());
+        lease.devices.iter().all(|device| self.covers(account, *device, Bytes::ZERO, &|_| true))
+    }
+}
