@@ -201,7 +201,7 @@ impl Model {
     }
 
     /// What a barrier takes at the stores beside the accounts, in its order.
-    pub(super) fn store_steps(&self, ask: &AskFact, devices: &[DeviceId]) -> Vec<(Store, Bytes)> {
+    fn store_steps(&self, ask: &AskFact, devices: &[DeviceId]) -> Vec<(Store, Bytes)> {
         let mut steps = Vec::new();
         if !self.binds() || matches!(ask.aim, Aim::Resume { .. }) {
             return steps;
@@ -219,7 +219,7 @@ impl Model {
         steps
     }
 
-    pub(super) fn store_passes(&self, kept: &mut Kept, store: &Store, bytes: Bytes) -> bool {
+    fn store_passes(&self, kept: &mut Kept, store: &Store, bytes: Bytes) -> bool {
         if bytes.is_zero() {
             return true;
         }
