@@ -13,6 +13,7 @@ mod dice;
 mod manners;
 mod model;
 mod mutant;
+mod operator;
 mod phases;
 mod promise;
 mod setting;

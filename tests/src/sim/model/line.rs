@@ -7,17 +7,11 @@ use gpulease_arbiter::{Budget, DeviceWish, Patience, Time};
 use gpulease_words::{Bytes, DeviceId};
 
 use super::ledger::{Tally, add};
+use super::stores::Store;
 use super::{Aim, AskFact, Model, Node};
 
 /// Accounts without a budget of their own are as this one.
 static UNLIMITED: std::sync::LazyLock<Budget> = std::sync::LazyLock::new(Budget::default);
-
-/// What is bounded beside the accounts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Store {
-    Pinned(DeviceId),
-    Arena,
-}
 
 /// What barriers keep from those who come after them.
 #[derive(Clone, Debug, Default)]
@@ -200,45 +194,6 @@ impl Model {
             })
     }
 
-    /// What a barrier takes at the stores beside the accounts, in its order.
-    fn store_steps(&self, ask: &AskFact, devices: &[DeviceId]) -> Vec<(Store, Bytes)> {
-        let mut steps = Vec::new();
-        if !self.binds() || matches!(ask.aim, Aim::Resume { .. }) {
-            return steps;
-        }
-        let lent = !ask.guaranteed && !ask.returning;
-        let (mut copies, moves) = (self.needs(ask, devices), self.would_move(ask));
-        for device in devices.iter().filter(|_| lent) {
-            let pinned = self.would_pin(ask, *device, moves).min(self.need(ask, *device));
-            copies = copies.saturating_sub(pinned);
-            steps.push((Store::Pinned(*device), pinned));
-        }
-        if moves && (lent || matches!(ask.aim, Aim::Growth { .. })) {
-            steps.push((Store::Arena, copies));
-        }
-        steps
-    }
-
-    fn store_passes(&self, kept: &mut Kept, store: &Store, bytes: Bytes) -> bool {
-        if bytes.is_zero() {
-            return true;
-        }
-        let room = match store {
-            Store::Pinned(device) => self.pinned_room(kept, *device),
-            Store::Arena => self.arena_room(kept),
-        };
-        match (store, bytes <= room) {
-            (Store::Pinned(device), true) => {
-                let there = kept.pinned.entry(*device).or_default();
-                *there = add(*there, bytes);
-            }
-            (Store::Arena, true) => kept.arena = add(kept.arena, bytes),
-            (Store::Pinned(device), false) => drop(kept.pinned_closed.insert(*device)),
-            (Store::Arena, false) => kept.arena_closed = true,
-        }
-        bytes <= room
-    }
-
     pub(super) fn ceiling(&self, tally: &Tally, device: DeviceId) -> Bytes {
         let Some(fact) = self.device(device).filter(|fact| !fact.lost) else { return Bytes::ZERO };
         let stuck = add(tally.devices[&device].quarantined, fact.off_book.unwrap_or(Bytes::ZERO));
@@ -372,39 +327,6 @@ impl Model {
         let roomiest = self.fitting(tally, kept, ask, count, |_| Bytes::ZERO).and_then(passing);
         let context = |device| self.new_context(ask.peer.process, device);
         roomiest.or_else(|| self.fitting(tally, kept, ask, count, context).and_then(passing))
-    }
-
-    /// Where a barrier for any device, whose accounts have room for it where it is bound, can be
-    /// granted behind all others. Where that costs more, the accounts must have this too.
-    pub(super) fn elsewhere(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
-        let ask = &self.asks[index];
-        let Aim::Lease { terms, .. } = &ask.aim else { return None };
-        let DeviceWish::Any(count) = terms.devices else { return None };
-        let bound = self.barrier_devices(index);
-        let mut before = self.kept(tally, |other| self.turn(other) < self.turn(index));
-        let collects = !self.is_hopeless(tally, ask, &bound) && self.climbs(tally, &mut before, ask, &bound);
-        if !collects {
-            return None;
-        }
-        let passing = |devices: Vec<DeviceId>| {
-            let more = self.needs(ask, &devices).saturating_sub(self.needs(ask, &bound));
-            let passes = |node: &Node| self.bytes_pass(tally, kept, node, more);
-            (more.is_zero() || self.path_of(ask).iter().all(passes)).then_some(devices)
-        };
-        if self.binds() && !ask.guaranteed && !ask.returning {
-            let pins = |device| self.would_pin(ask, device, self.would_move(ask));
-            let offer = |device| {
-                let allowed = pins(device) <= self.pinned_room(kept, device);
-                allowed.then(|| self.room(tally, kept, device))
-            };
-            let context = |device| self.new_context(ask.peer.process, device);
-            let count = count.get();
-            let roomiest = self.offered(ask, count, &offer, &|_| Bytes::ZERO).and_then(passing);
-            return roomiest.or_else(|| self.offered(ask, count, &offer, &context).and_then(passing));
-        }
-        let roomiest = self.fitting(tally, kept, ask, count.get(), |_| Bytes::ZERO).and_then(passing);
-        let context = |device| self.new_context(ask.peer.process, device);
-        roomiest.or_else(|| self.fitting(tally, kept, ask, count.get(), context).and_then(passing))
     }
 
     /// So many of the devices on which the ask fits: those that cost least, then those with most room.

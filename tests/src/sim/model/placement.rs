@@ -5,9 +5,42 @@ use gpulease_words::{Bytes, DeviceId};
 
 use super::ledger::Tally;
 use super::line::Kept;
-use super::{Aim, AskFact, Model};
+use super::{Aim, AskFact, Model, Node};
 
 impl Model {
+    /// Where a barrier for any device, whose accounts have room for it where it is bound, can be
+    /// granted behind all others. Where that costs more, the accounts must have this too.
+    pub(super) fn elsewhere(&self, tally: &Tally, kept: &Kept, index: usize) -> Option<Vec<DeviceId>> {
+        let ask = &self.asks[index];
+        let Aim::Lease { terms, .. } = &ask.aim else { return None };
+        let DeviceWish::Any(count) = terms.devices else { return None };
+        let bound = self.barrier_devices(index);
+        let mut before = self.kept(tally, |other| self.turn(other) < self.turn(index));
+        let collects = !self.is_hopeless(tally, ask, &bound) && self.climbs(tally, &mut before, ask, &bound);
+        if !collects {
+            return None;
+        }
+        let passing = |devices: Vec<DeviceId>| {
+            let more = self.needs(ask, &devices).saturating_sub(self.needs(ask, &bound));
+            let passes = |node: &Node| self.bytes_pass(tally, kept, node, more);
+            (more.is_zero() || self.path_of(ask).iter().all(passes)).then_some(devices)
+        };
+        if self.binds() && !ask.guaranteed && !ask.returning {
+            let pins = |device| self.would_pin(ask, device, self.would_move(ask));
+            let offer = |device| {
+                let allowed = pins(device) <= self.pinned_room(kept, device);
+                allowed.then(|| self.room(tally, kept, device))
+            };
+            let context = |device| self.new_context(ask.peer.process, device);
+            let count = count.get();
+            let roomiest = self.offered(ask, count, &offer, &|_| Bytes::ZERO).and_then(passing);
+            return roomiest.or_else(|| self.offered(ask, count, &offer, &context).and_then(passing));
+        }
+        let roomiest = self.fitting(tally, kept, ask, count.get(), |_| Bytes::ZERO).and_then(passing);
+        let context = |device| self.new_context(ask.peer.process, device);
+        roomiest.or_else(|| self.fitting(tally, kept, ask, count.get(), context).and_then(passing))
+    }
+
     /// Where an ask that is no barrier can be granted now, held in one way or the other.
     pub(super) fn routed_placement(
         &self,

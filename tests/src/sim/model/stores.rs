@@ -7,6 +7,13 @@ use super::ledger::add;
 use super::line::Kept;
 use super::{Aim, AskFact, Model};
 
+/// What is bounded beside the accounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Store {
+    Pinned(DeviceId),
+    Arena,
+}
+
 impl Model {
     /// Whether anything is bounded beside the accounts, so that memory may move or be owed.
     pub(in crate::sim) fn binds(&self) -> bool {
@@ -106,5 +113,44 @@ impl Model {
             Aim::Resume { .. } => return Bytes::ZERO,
         };
         if moves { context } else { add(amount, context) }
+    }
+
+    /// What a barrier takes at the stores beside the accounts, in its order.
+    pub(super) fn store_steps(&self, ask: &AskFact, devices: &[DeviceId]) -> Vec<(Store, Bytes)> {
+        let mut steps = Vec::new();
+        if !self.binds() || matches!(ask.aim, Aim::Resume { .. }) {
+            return steps;
+        }
+        let lent = !ask.guaranteed && !ask.returning;
+        let (mut copies, moves) = (self.needs(ask, devices), self.would_move(ask));
+        for device in devices.iter().filter(|_| lent) {
+            let pinned = self.would_pin(ask, *device, moves).min(self.need(ask, *device));
+            copies = copies.saturating_sub(pinned);
+            steps.push((Store::Pinned(*device), pinned));
+        }
+        if moves && (lent || matches!(ask.aim, Aim::Growth { .. })) {
+            steps.push((Store::Arena, copies));
+        }
+        steps
+    }
+
+    pub(super) fn store_passes(&self, kept: &mut Kept, store: &Store, bytes: Bytes) -> bool {
+        if bytes.is_zero() {
+            return true;
+        }
+        let room = match store {
+            Store::Pinned(device) => self.pinned_room(kept, *device),
+            Store::Arena => self.arena_room(kept),
+        };
+        match (store, bytes <= room) {
+            (Store::Pinned(device), true) => {
+                let there = kept.pinned.entry(*device).or_default();
+                *there = add(*there, bytes);
+            }
+            (Store::Arena, true) => kept.arena = add(kept.arena, bytes),
+            (Store::Pinned(device), false) => drop(kept.pinned_closed.insert(*device)),
+            (Store::Arena, false) => kept.arena_closed = true,
+        }
+        bytes <= room
     }
 }
