@@ -140,7 +140,7 @@ impl Model {
             _ => !covered && (!barrier || other < index),
         };
         let all = self.kept(&tally, |other| other != index);
-        let kept = self.kept(&tally, &stays);
+        let kept = self.kept(&tally, stays);
         for device in devices {
             let need = self.need(ask, *device);
             let mut left = tally.free[device];
