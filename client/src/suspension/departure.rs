@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpulease_words::DurationText;
 use tokio::task::{JoinError, spawn_blocking};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::lease_state::LeaseState;
 use crate::suspension::body::{Body, Moved};
@@ -15,11 +15,15 @@ use crate::suspension::report::News;
 /// by itself so much later.
 const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
 
+/// Between two looks of a session without memory of the lease, for as long as a suspension begins.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Waits for the guards and the devices, says so, and waits for the word that follows.
 pub(crate) async fn drain(lease: Arc<LeaseState>, within: Duration) {
     let deadline = Instant::now() + within;
     let drained = async {
         lease.gate().drained().await;
+        memory_is_here(&lease).await;
         finish_work(&lease).await
     };
     let why = match timeout_at(deadline, drained).await {
@@ -38,6 +42,14 @@ pub(crate) async fn drain(lease: Arc<LeaseState>, within: Duration) {
     };
     tracing::info!(lease = %lease.id(), why, "gpulease: a suspension came to nothing");
     lease.gate().reopen();
+}
+
+/// The broker takes a session's word for its whole process. Of several sessions in one process it is given by the one
+/// that has the memory: waits until that is this one, for one that comes late or never.
+async fn memory_is_here(lease: &Arc<LeaseState>) {
+    while lease.bodies().is_empty() {
+        sleep(LOOK).await;
+    }
 }
 
 /// Waits until the devices have done all that was asked of them; off the library's thread.

@@ -192,6 +192,21 @@ async fn a_cancelled_suspension_moved_nothing_and_lets_everybody_in() {
     job.check().await;
 }
 
+/// Where another session of the process has the memory, its word counts, and this one's would come too early.
+#[tokio::test]
+async fn a_session_without_memory_of_the_lease_says_nothing() {
+    let _guards = GUARDS.lock().await;
+    let mut job = Job::start(&[]).await;
+    job.suspend(500);
+    until("the gate closes", || job.lease.presence() == Presence::Leaving).await;
+    until("the gate opens", || job.lease.presence() == Presence::Here).await;
+    assert!(job.broker.shared.book().reports.is_empty(), "it has nothing that could drain");
+    job.segments.push(job.lease.allocate(mib(2)).await.unwrap());
+    job.suspend(MINUTE);
+    job.reported(&News::Drained(v1::Nothing {}), 1);
+    job.cancel();
+}
+
 #[tokio::test]
 async fn guards_past_the_deadline_and_a_broker_that_says_nothing_more_open_the_gate_again() {
     let _guards = GUARDS.lock().await;
