@@ -1,6 +1,7 @@
 //! Leases that make room for others and come back: with jobs that hold on, stand still, die at any step, or find
 //! no host memory.
 
+mod guarantee;
 mod several;
 
 use std::time::Instant;
