@@ -234,7 +234,7 @@ def speed(logs, rounds=12, seconds=0.8):
     return broken
 
 
-def turns(logs, gib=10, steps=1500):
+def turns(logs, gib=10, steps=2500):
     """Two jobs of 12 GiB in 16 GiB and what their contexts take."""
     context = 640 << 20
     configuration = (
