@@ -1,6 +1,7 @@
 //! What gpulease relies on in a CUDA driver, asked of the stand-in and, where there is one, of a
 //! real card. Each process of a case is a puppet; the test itself never loads a driver.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::thread;
@@ -340,21 +341,57 @@ on_every_gpu! {
         assert!(!after.contains_key(&pid) && after["used"] < before["used"] + 64 * MIB, "{after:?}");
     }
 
-    /// Imported memory is nobody's while its creator holds its handle, and then its importer's.
-    fn memory_is_booked_on_its_oldest_holder(gpu: &Gpu) {
-        let (broker, client) = (Puppet::start(gpu), Puppet::start(gpu));
-        client.must("context 0");
-        let (alone, pid) = (client.nvml(0), client.pid().to_string());
-        broker.must("create a 0 256MiB");
-        let descriptor = broker.take("export a").unwrap();
-        client.give("import a 256MiB", descriptor.as_fd()).unwrap();
-        drop(descriptor);
-        map(&client, "a", "256MiB");
-        client.must("release a");
-        assert_eq!(client.nvml(0)[&pid], alone[&pid], "the broker holds it");
-        broker.must("release a");
-        assert_eq!(client.nvml(0)[&pid], alone[&pid] + 256 * MIB, "the client holds it alone");
-        assert!(!client.nvml(0).contains_key(&broker.pid().to_string()));
+    /// Imported memory is nobody's while anybody else has a claim to it, whoever and since when, and then its importer's.
+    fn memory_is_booked_on_who_alone_has_it(gpu: &Gpu) {
+        for keeps in [
+            "nothing",
+            "a descriptor from before",
+            "a descriptor from after",
+            "an import of its own",
+            "another process's import",
+            "a second import of the user's",
+        ] {
+            let (maker, user, other) = (Puppet::start(gpu), Puppet::start(gpu), Puppet::start(gpu));
+            user.must("context 0");
+            other.must("context 0");
+            let (start, pids) = (user.nvml(0), [&maker, &user, &other].map(|p| p.pid().to_string()));
+            let has = |now: &BTreeMap<String, u64>, n: usize| {
+                let of = |seen: &BTreeMap<String, u64>| seen.get(&pids[n]).copied().unwrap_or_default();
+                (of(now) - of(&start)) / MIB
+            };
+            maker.must("create a 0 256MiB");
+            let mut kept = (keeps == "a descriptor from before").then(|| maker.take("export a").unwrap());
+            let descriptor = maker.take("export a").unwrap();
+            user.give("import h 256MiB", descriptor.as_fd()).unwrap();
+            map(&user, "h", "256MiB");
+            user.must("release h");
+            let keeper = match keeps {
+                "an import of its own" => Some(&maker),
+                "another process's import" => Some(&other),
+                "a second import of the user's" => Some(&user),
+                _ => None,
+            };
+            if let Some(keeper) = keeper {
+                keeper.give("import b 256MiB", descriptor.as_fd()).unwrap();
+            }
+            if keeps == "a descriptor from after" {
+                kept = Some(maker.take("export a").unwrap());
+            }
+            drop(descriptor);
+            let now = user.nvml(0);
+            assert_eq!([0, 1, 2].map(|n| has(&now, n)), [0; 3], "{keeps}: the maker has its handle");
+            maker.must("release a");
+            let now = user.nvml(0);
+            println!("measured: {keeps} is kept: {:?} MiB are listed", [0, 1, 2].map(|n| has(&now, n)));
+            let alone = if keeps == "nothing" { 256 } else { 0 };
+            assert_eq!([0, 1, 2].map(|n| has(&now, n)), [0, alone, 0], "{keeps}");
+            drop(kept);
+            if let Some(keeper) = keeper {
+                keeper.must("release b");
+            }
+            let now = user.nvml(0);
+            assert_eq!([0, 1, 2].map(|n| has(&now, n)), [0, 256, 0], "{keeps}: nobody else has it any more");
+        }
     }
 
     fn figures_of_nvml_and_cuda_agree(gpu: &Gpu) {

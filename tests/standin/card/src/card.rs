@@ -13,7 +13,7 @@ use crate::DIRECTORY;
 use crate::memory::{Label, Memory};
 use crate::process::{DEVICES_AT_MOST, Holding, Process, Who};
 use crate::settings::Settings;
-use crate::survey::{Look, Survey, is_alive};
+use crate::survey::{Look, Survey, is_alive, memory_name};
 use crate::turn::Turn;
 
 /// The card, opened by one process.
@@ -245,10 +245,6 @@ impl Locked<'_> {
         }
         Ok(alive)
     }
-}
-
-fn memory_name(device: u32, id: u64, bytes: Bytes) -> String {
-    format!("memory-{device}-{id}-{}", bytes.get())
 }
 
 /// A file that processes of any user may use, as they may use a card.

@@ -2,12 +2,13 @@
 //!
 //! A process that is killed tells nobody, and memory lives on in descriptors that other processes
 //! hold without ever calling CUDA. So nothing here is counted up and down. Each piece of memory is
-//! a sparse file in the directory, with a shared `flock` on the one open description that was made
-//! with it. Every duplicate of the descriptor, in whatever process, in flight in a socket or behind
-//! a mapping, is that same description, and the kernel drops the lock with the last of them. Who
-//! wants to know whether the memory still exists opens the file anew and tries for an exclusive
-//! lock: refused means alive, granted means gone. What is used is the sum over the files that are
-//! alive, at any moment and after any death.
+//! a sparse file in the directory, and each claim to it, the maker's handle, an import, a
+//! descriptor that was exported, is an open description of that file with a shared `flock`. Every
+//! duplicate of a claim's descriptor, in whatever process, in flight in a socket or behind a
+//! mapping, is the same description, and the kernel drops the lock with the last of them. Who wants
+//! to know whether the memory still exists opens the file anew and tries for an exclusive lock:
+//! refused means alive, granted means gone. What is used is the sum over the files that are alive,
+//! at any moment and after any death.
 //!
 //! A process that has initialised the driver is such a file too; its contents say which contexts
 //! it has and which memory it holds, for the process list of NVML.
@@ -23,6 +24,7 @@
 
 mod card;
 mod faults;
+mod mark;
 mod memory;
 mod process;
 mod settings;

@@ -1,17 +1,20 @@
 //! A piece of the card's memory.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use gpulease_words::Bytes;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::mark;
 
 /// The page behind the memory, by which an importer knows a descriptor of ours.
 const TRAILER: u64 = 4096;
 const MAGIC: [u8; 16] = *b"gpulease standin";
 
-/// A claim on memory of the card: one descriptor of its description. Others may exist.
+/// A claim on memory of the card: a description of its file. Others may exist.
 #[derive(Debug)]
 pub struct Memory {
     file: File,
@@ -60,19 +63,20 @@ impl Memory {
         (*magic == MAGIC && label.bytes.get() == bytes).then_some(Self { file, label })
     }
 
-    /// The memory of a descriptor that another process exported: the same description, so that
-    /// the memory lives as long as either.
+    /// The memory of a descriptor that another process exported, by a claim of its own.
     #[must_use]
     pub fn import(descriptor: BorrowedFd<'_>) -> Option<Self> {
-        Self::read(File::from(descriptor.try_clone_to_owned().ok()?))
+        Self::read(claim(descriptor).ok()?)
     }
 
-    /// Another descriptor of it, closed on exec.
+    /// A descriptor of it, closed on exec. It is a claim by itself, whoever has it.
     ///
     /// # Errors
     /// What the kernel says: most often, too many open files.
     pub fn export(&self) -> io::Result<OwnedFd> {
-        self.file.as_fd().try_clone_to_owned()
+        let file = claim(self.file.as_fd())?;
+        mark::put(&file, self.label.bytes.get() + TRAILER)?;
+        Ok(file.into())
     }
 
     /// Its device.
@@ -114,6 +118,19 @@ impl Memory {
         }
         Ok(())
     }
+}
+
+/// Whether a descriptor of the memory that a file is of is about; asked by a description that has nothing else to do.
+pub(crate) fn is_exported(file: &File) -> io::Result<bool> {
+    mark::is_there(file, file.metadata()?.len())
+}
+
+/// A description of its own of the memory behind a descriptor.
+fn claim(of: BorrowedFd<'_>) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", of.as_raw_fd());
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    flock(&file, FlockOperation::LockShared)?;
+    Ok(file)
 }
 
 impl AsFd for Memory {

@@ -1,7 +1,7 @@
 //! What is used on the card, counted afresh.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::iter::repeat_n;
 
@@ -10,6 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::card::Locked;
+use crate::memory::is_exported;
 use crate::process::{Contents, Who};
 use crate::settings::Settings;
 
@@ -18,8 +19,23 @@ use crate::settings::Settings;
 pub struct Survey {
     settings: Settings,
     processes: Vec<Found>,
-    /// Id, device and size of each piece of memory.
-    memory: Vec<(u64, u32, Bytes)>,
+    memory: Vec<Piece>,
+}
+
+/// A piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    id: u64,
+    device: u32,
+    bytes: Bytes,
+    descriptor: Descriptor,
+}
+
+/// Whether anybody has a descriptor of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Descriptor {
+    Open,
+    None,
 }
 
 /// A process that has a context on a device, as NVML lists it.
@@ -27,7 +43,7 @@ pub struct Survey {
 pub struct Resident {
     /// Its pid as the reader sees it.
     pub pid: u32,
-    /// Its context, and the memory it holds before all others.
+    /// Its context, and the memory that is booked on it.
     pub bytes: Bytes,
 }
 
@@ -55,9 +71,9 @@ impl Locked<'_> {
             Look::Truth => self.is_alive(name),
         };
         for name in self.names()? {
-            if let Some((device, id, bytes)) = memory_of_name(&name) {
+            if let Some(piece) = memory_of_name(&name) {
                 if alive(&name)? {
-                    survey.memory.push((id, device, bytes));
+                    survey.memory.push(piece);
                 }
             } else if let Some(who) = Who::of_name(&name)
                 && alive(&name)?
@@ -66,7 +82,21 @@ impl Locked<'_> {
                 survey.processes.push(Found { who, contents });
             }
         }
+        if look == Look::Truth {
+            self.look_for_descriptors(&mut survey.memory)?;
+        }
         Ok(survey)
+    }
+
+    fn look_for_descriptors(&self, memory: &mut [Piece]) -> io::Result<()> {
+        for piece in memory {
+            let name = memory_name(piece.device, piece.id, piece.bytes);
+            let file = OpenOptions::new().read(true).write(true).open(self.card.directory().join(name))?;
+            if is_exported(&file)? {
+                piece.descriptor = Descriptor::Open;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -75,7 +105,7 @@ impl Survey {
     #[must_use]
     pub fn used(&self, device: u32) -> Bytes {
         let base = if self.processes.is_empty() { Bytes::ZERO } else { Settings::BASE };
-        let memory = self.memory.iter().filter(|(_, on, _)| *on == device).map(|&(_, _, bytes)| bytes);
+        let memory = self.memory.iter().filter(|piece| piece.device == device).map(|piece| piece.bytes);
         let context = self.settings.context.saturating_add(Settings::CONTEXT_UNLISTED);
         let contexts =
             self.processes.iter().flat_map(|found| repeat_n(context, found.contents.contexts(device)));
@@ -88,24 +118,26 @@ impl Survey {
         self.settings.bytes.saturating_sub(self.used(device))
     }
 
-    /// The processes with a context on a device. Memory is booked on the oldest claim to it, and
-    /// on nobody where that process has no context here: as measured on the real driver.
+    /// The processes with a context on a device. Memory is booked on who made it while he has his handle, then on who
+    /// alone has a claim to it, and else on nobody; a descriptor is a claim, and so is each import. That is how the
+    /// real driver counts it (580).
     #[must_use]
     pub fn residents(&self, device: u32) -> Vec<Resident> {
-        let mut owners: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        let mut claims: BTreeMap<u64, Vec<(u64, usize)>> = BTreeMap::new();
         for (index, found) in self.processes.iter().enumerate() {
             for &(id, claim) in &found.contents.held {
-                let oldest = owners.entry(id).or_insert((claim, index));
-                *oldest = (claim, index).min(*oldest);
+                claims.entry(id).or_default().push((claim, index));
             }
         }
+        let booked_on = |piece: &&Piece| -> Option<usize> {
+            let claims = claims.get(&piece.id)?;
+            let makers = claims.iter().find(|(claim, _)| *claim == piece.id);
+            let alone = (claims.len() == 1 && piece.descriptor == Descriptor::None).then(|| &claims[0]);
+            makers.or(alone).map(|&(_, index)| index)
+        };
         let owned_by = |index: usize| -> Bytes {
-            let mine = |id: &u64| owners.get(id).is_some_and(|&(_, owner)| owner == index);
-            self.memory
-                .iter()
-                .filter(|(id, on, _)| *on == device && mine(id))
-                .map(|&(_, _, bytes)| bytes)
-                .sum()
+            let here = self.memory.iter().filter(|piece| piece.device == device);
+            here.filter(|piece| booked_on(piece) == Some(index)).map(|piece| piece.bytes).sum()
         };
         let with_context =
             self.processes.iter().enumerate().filter(|(_, found)| found.contents.contexts(device) > 0);
@@ -128,8 +160,13 @@ pub(crate) fn is_alive(file: &File) -> io::Result<bool> {
     }
 }
 
-fn memory_of_name(name: &str) -> Option<(u32, u64, Bytes)> {
+pub(crate) fn memory_name(device: u32, id: u64, bytes: Bytes) -> String {
+    format!("memory-{device}-{id}-{}", bytes.get())
+}
+
+fn memory_of_name(name: &str) -> Option<Piece> {
     let mut parts = name.strip_prefix("memory-")?.splitn(3, '-');
     let (device, id, bytes) = (parts.next()?, parts.next()?, parts.next()?);
-    Some((device.parse().ok()?, id.parse().ok()?, Bytes::new(bytes.parse().ok()?)))
+    let (device, id, bytes) = (device.parse().ok()?, id.parse().ok()?, Bytes::new(bytes.parse().ok()?));
+    Some(Piece { id, device, bytes, descriptor: Descriptor::None })
 }

@@ -2,8 +2,9 @@
 //!
 //! It answers as driver 580 was seen to: `used` is exact and current, counts neither the reserve
 //! nor anything else that a process could have; a process is listed from its first context on, with
-//! its context and the memory that it holds before all others; memory whose oldest holder has no
-//! context is listed for nobody; pids are those of the reader's namespace.
+//! its context, the memory that it made while it has the handle, and what it alone still has of
+//! others' memory; what several have, descriptors counted, is listed for nobody but its maker; pids
+//! are those of the reader's namespace.
 //!
 //! Without `GPULEASE_STANDIN_DIR` it is a driver that is not loaded.
 
