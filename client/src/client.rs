@@ -183,6 +183,14 @@ impl Client {
         reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
     }
 
+    /// Closes the session although handles of it are left, for a process that is about to end and will not drop them: one that
+    /// ends without this looks to the broker like one that crashed. What is mapped stays mapped, and every later call answers
+    /// [`Error::Parted`]. Blocks until the broker has heard it, for so long at the most; it may be called in an exit handler,
+    /// and does nothing in a forked child.
+    pub fn part(&self, within: Duration) {
+        self.session.part(within);
+    }
+
     /// A connection of its own to the same broker, to look at its state.
     ///
     /// # Errors

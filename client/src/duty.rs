@@ -47,8 +47,8 @@ impl Duty {
             Self::Withdraw(epoch, name) => session.withdraw(epoch, name).await.map_err(AskError::Failed),
         };
         match result {
-            // Gone already, in whatever way: nothing is owed.
-            Err(AskError::Failed(Error::Lost { .. })) => Ok(()),
+            // Gone already, in whatever way, or to go with this process: nothing is owed.
+            Err(AskError::Failed(Error::Lost { .. } | Error::Parted)) => Ok(()),
             Err(AskError::Denied(denied))
                 if matches!(denied.reason, Reason::NoSuchLease | Reason::NoSuchSegment | Reason::Ending) =>
             {

@@ -165,6 +165,9 @@ pub enum Error {
         /// The lease.
         lease: LeaseId,
     },
+    /// This process is about to end and has closed its session.
+    #[error("this process has closed its session with the broker, since it is about to end")]
+    Parted,
     /// The lease's memory is away and did not come back in time. It still may.
     #[error(
         "the memory of lease {lease} is swapped out and did not come back within {}{why}; see `gpulease why` for who has the room",

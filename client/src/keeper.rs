@@ -1,6 +1,8 @@
 //! Keeping the session: its stream, its notices, and taking it up again when the stream breaks.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::mpsc as plain;
 use std::time::Duration;
 
 use gpulease_proto::handover::Ticket;
@@ -8,7 +10,7 @@ use gpulease_proto::refusal;
 use gpulease_proto::v1;
 use gpulease_proto::v1::session_message::Message;
 use gpulease_words::{Reason, SegmentId};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::{Code, Status, Streaming};
 
 use crate::device::Device;
@@ -36,7 +38,13 @@ pub(crate) enum Connection {
     Adrift {
         why: String,
     },
+    /// This process said good-bye.
+    Parted,
 }
+
+/// Asks for the good-bye while there still are handles, as a process does that ends. What is sent is dropped when it was
+/// said.
+pub(crate) type Parting = plain::Sender<Infallible>;
 
 /// What a request shows to the broker.
 #[derive(Clone, Debug)]
@@ -52,6 +60,7 @@ pub(crate) struct Started {
     pub(crate) leases: Arc<Leases>,
     pub(crate) idle_after: Option<Duration>,
     pub(crate) connection: watch::Receiver<Connection>,
+    pub(crate) part: mpsc::Sender<Parting>,
 }
 
 /// Opens a session, keeps it until nobody needs it, and closes it: the whole life of the library's
@@ -61,7 +70,7 @@ pub(crate) async fn keep(
     answer: oneshot::Sender<Result<Started, Error>>,
     mut done: Done,
 ) {
-    let (mut keeper, started) = match begin(places).await {
+    let (mut keeper, mut partings, started) = match begin(places).await {
         Ok(begun) => begun,
         Err(error) => {
             // Nobody is left to tell where the connect was given up.
@@ -70,14 +79,21 @@ pub(crate) async fn keep(
         }
     };
     let _ = answer.send(Ok(started));
-    tokio::select! {
-        _ = done.recv() => {}
-        () = keeper.attend() => {}
-    }
+    let said = tokio::select! {
+        _ = done.recv() => None,
+        parting = partings.recv() => parting,
+        () = keeper.attend() => None,
+    };
     keeper.close().await;
+    if said.is_some() {
+        keeper.connection.send_replace(Connection::Parted);
+        drop(said);
+        // The thread stays for the handles that there are.
+        let _ = done.recv().await;
+    }
 }
 
-async fn begin(places: Vec<Place>) -> Result<(Keeper, Started), Error> {
+async fn begin(places: Vec<Place>) -> Result<(Keeper, mpsc::Receiver<Parting>, Started), Error> {
     let (place, first) = find(places).await?;
     let link = Arc::new(Link::new(place.clone(), first));
     let opened = tokio::time::timeout(OPEN_WITHIN, open(&link, None)).await;
@@ -94,14 +110,16 @@ async fn begin(places: Vec<Place>) -> Result<(Keeper, Started), Error> {
     let (connection, watched) = watch::channel(Connection::Open(pass.clone()));
     let leases = Arc::<Leases>::default();
     let idle_after = Duration::from_millis(opened.idle_after_ms);
+    let (part, partings) = mpsc::channel(1);
     let started = Started {
         link: Arc::clone(&link),
         devices,
         leases: Arc::clone(&leases),
         idle_after: Some(idle_after).filter(|after| !after.is_zero()),
         connection: watched,
+        part,
     };
-    Ok((Keeper { link, leases, connection, pass, messages }, started))
+    Ok((Keeper { link, leases, connection, pass, messages }, partings, started))
 }
 
 struct Keeper {

@@ -1,12 +1,13 @@
 //! What all handles of one connection share, and how a request goes out.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc as plain;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpulease_proto::v1;
 use gpulease_proto::v1::jobs_client::JobsClient;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
@@ -16,7 +17,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::gpus::Gpus;
 use crate::handover::Spare;
-use crate::keeper::{Connection, Pass, Started};
+use crate::keeper::{Connection, Parting, Pass, Started};
 use crate::leases::{Epoch, LeaseKey, Leases};
 use crate::link::{Link, Trouble, trouble};
 use crate::reply::{Reply, passing};
@@ -46,6 +47,7 @@ pub(crate) struct Session {
     pub(crate) debts: Debts,
     wait: Duration,
     connection: watch::Receiver<Connection>,
+    part: mpsc::Sender<Parting>,
     names: AtomicU64,
     kept: Mutex<Vec<Error>>,
 }
@@ -64,6 +66,7 @@ impl Session {
             debts: Debts::default(),
             wait,
             connection: started.connection,
+            part: started.part,
             names: AtomicU64::new(1),
             kept: Mutex::default(),
         }
@@ -83,17 +86,27 @@ impl Session {
     pub(crate) async fn pass(&self) -> Result<Pass, Error> {
         self.engine.check()?;
         let mut connection = self.connection.clone();
-        let open = connection.wait_for(|connection| matches!(connection, Connection::Open(_)));
-        if let Ok(Ok(open)) = self.engine.within(self.wait, open).await
-            && let Connection::Open(pass) = &*open
+        let settled = connection.wait_for(|connection| !matches!(connection, Connection::Adrift { .. }));
+        if let Ok(Ok(settled)) = self.engine.within(self.wait, settled).await
+            && let Connection::Open(pass) = &*settled
         {
             return Ok(pass.clone());
         }
         let why = match &*self.connection.borrow() {
+            Connection::Parted => return Err(Error::Parted),
             Connection::Adrift { why } => why.clone(),
             Connection::Open(_) => "the session was lost again and again".to_owned(),
         };
         Err(self.gone(why))
+    }
+
+    /// Says good-bye while there still are handles, and waits for it, blocking this thread for so long at the most.
+    pub(crate) fn part(&self, within: Duration) {
+        let (said, heard) = plain::channel();
+        if self.engine.check().is_ok() && self.part.try_send(said).is_ok() {
+            // Nothing is ever sent: it returns when the other end is gone, or when the time is over.
+            let _ = heard.recv_timeout(within);
+        }
     }
 
     /// The open session, as long as it is the one that this lease belongs to.

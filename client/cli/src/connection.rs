@@ -78,6 +78,7 @@ impl From<Error> for Failure {
             Error::Lost { .. }
             | Error::BytesLost { .. }
             | Error::Forked { .. }
+            | Error::Parted
             | Error::Protocol(_)
             | Error::Broker { .. }
             | Error::HandOver(_)

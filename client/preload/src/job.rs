@@ -4,6 +4,7 @@ use std::env::var_os;
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use gpulease_client::{Bytes, DeviceId, DeviceKind, LeaseId, Options, PressureListener, Token, blocking};
 use gpulease_cuda::{Driver, Uuid};
@@ -58,6 +59,22 @@ enum Standing {
     Joined(Box<Job>),
     /// A lease is named and could not be joined: no memory without it.
     Refused,
+}
+
+/// How long the end of a program may be put off by a broker that does not answer; one that does takes a millisecond.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The dynamic loader calls it when the program ends in good order, after what the program itself has to do then.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = part;
+
+/// Says good-bye: a process that ends without looks to the broker like one that crashed. A forked child has nobody to
+/// say it to.
+extern "C" fn part() {
+    if let Some(job) = if_joined() {
+        job.lease.client().part(FAREWELL);
+    }
 }
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`

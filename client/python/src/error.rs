@@ -46,6 +46,7 @@ pub(crate) fn failed(error: &Error) -> PyErr {
         | Error::StillAway { .. }
         | Error::BytesLost { .. }
         | Error::Forked { .. }
+        | Error::Parted
         | Error::Protocol(_)
         | Error::Broker { .. }
         | Error::HandOver(_)

@@ -1,9 +1,12 @@
 //! Processes that come out of a leased one: forked, started, or turned into another program.
 
+use gpulease_proto::v1;
 use gpulease_tests::ledger::lease;
+use gpulease_tests::proc::eventually;
 use gpulease_tests::puppet::Gpu;
 use gpulease_tests::standin::Standin;
 use gpulease_words::mib;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::lab::{Card, Lab, code};
 
@@ -80,4 +83,36 @@ fn who_clears_the_environment_finds_a_card_that_is_held() {
         let answer = code(guest.ask("take alloc 1GiB"));
         assert_eq!(answer.is_ok(), gets, "{arguments:?}: {answer:?}");
     }
+}
+
+/// The broker can't see how a process ended, so that one in good order says good-bye. Its forked children don't.
+#[test]
+fn who_ends_in_good_order_has_closed_its_session_and_who_is_killed_died() {
+    for lab in Lab::all("who_ends_in_good_order_has_closed_its_session_and_who_is_killed_died") {
+        let steps = ["pid", "init", "context", "take alloc 64MiB", "fork-exit", "take alloc 64MiB"];
+        let output = lab.run("256MiB", &steps);
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("ended=0") && !said.contains("error"), "{said}");
+        let pid = said.lines().next().and_then(|line| line.strip_prefix("ok ")?.parse().ok()).expect("a pid");
+        eventually("its end among the events", || happened(&lab, "ended", pid));
+
+        let guest = lab.leased("256MiB", "handle");
+        let pid: u32 = guest.must("pid").parse().expect("a pid");
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+        kill_process(number, Signal::KILL).expect("it lives");
+        eventually("its death among the events", || happened(&lab, "died", pid));
+    }
+}
+
+fn happened(lab: &Lab, kind: &str, pid: u32) -> Result<(), String> {
+    let found = remembered(lab);
+    let is = found.iter().any(|event| event.kind == kind && event.pid == Some(pid));
+    if is { Ok(()) } else { Err(format!("{found:#?}")) }
+}
+
+fn remembered(lab: &Lab) -> Vec<v1::EventMessage> {
+    let request = v1::EventsRequest { from_start: true, no_follow: true, after: 0 };
+    let events = lab.ledger.observer().events(request).expect("the daemon answers");
+    events.map(|event| event.expect("the daemon answers")).collect()
 }

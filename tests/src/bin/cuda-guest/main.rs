@@ -17,6 +17,7 @@
 //! | `trial NAME` | something of [`trials`] | what it saw |
 //! | `crowd THREADS TIMES` | threads that allocate at once | |
 //! | `fork SIZE` | what a forked child meets | codes, and the descriptors that it has |
+//! | `fork-exit` | a forked child that ends with all its exit handlers | how it ended |
 //! | `exec WHAT DOOR` | becomes this program again, its environment `kept` or `cleared` | |
 //! | `child COMMAND...` | another process of this program through the same door | its answers |
 
@@ -113,6 +114,7 @@ impl Guest {
             ["trial", name] => trials::trial(&self.driver, name),
             ["crowd", threads, times] => crowd::crowd(&self.driver, count(threads), count(times)),
             ["fork", size] => processes::fork(&self.driver, bytes(size)),
+            ["fork-exit"] => Ok(processes::fork_and_exit()),
             ["exec", environment, door] => Err(processes::exec(environment, door)),
             ["child", commands @ ..] => Ok(processes::child(self.driver.door_name(), commands)),
             _ => panic!("{command:?} is no command"),
