@@ -26,6 +26,11 @@ PROGRAMS = HERE / "programs"
 LEASE = 6 << 30
 # A context and the libraries' own code; leased memory is not in it.
 OWN_AT_MOST = 1500 << 20
+# What each program holds at least while it sleeps at its end.
+HELD_AT_LEAST = 512 << 20
+# XLA chooses its kernels by timing them, so that bare runs differ; without that they are equal to the last bit.
+XLA = {"XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"}
+JAX_BARE = {"BARE_XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}
 CASES = [
     # name, program and words, variables, of which those that start with BARE_ are for the bare run alone
     ("torch", "torch_cases.py transformer", {}),
@@ -42,9 +47,10 @@ CASES = [
     ("torch over", "torch_cases.py over_budget", {}),
     ("torch over expandable", "torch_cases.py over_budget", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     ("torch over async", "torch_cases.py over_budget", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
-    ("jax", "jax_cases.py train", {"BARE_XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}),
-    ("jax platform", "jax_cases.py train", {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
-    ("jax over", "jax_cases.py over_budget", {"BARE_XLA_PYTHON_CLIENT_MEM_FRACTION": "0.04"}),
+    ("jax", "jax_cases.py train", {**XLA, **JAX_BARE}),
+    ("jax autotuned", "jax_cases.py train", JAX_BARE),
+    ("jax platform", "jax_cases.py train", {**XLA, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
+    ("jax over", "jax_cases.py over_budget", {**XLA, **JAX_BARE}),
     ("cupy", "cupy_cases.py default", {}),
     ("cupy async", "cupy_cases.py async", {}),
 ]
@@ -149,9 +155,9 @@ def one_case(broker, logs, name, program, variables):
         found = [re.sub(r"over=\w+", "over", line) for line in found]
     if expected == found:
         return name, "equal", out
-    again_code, again = call(words, bare, logs / f"{file}-bare-again.log")
-    noise, difference = spread(expected, results(again)), spread(expected, found)
-    if again_code == 0 and 0 < noise < float("inf") and difference <= 4 * noise:
+    again = [call(words, bare, logs / f"{file}-bare-again-{number}.log") for number in range(2)]
+    noise, difference = max(spread(expected, results(out)) for _, out in again), spread(expected, found)
+    if not any(code for code, _ in again) and 0 < noise < float("inf") and difference <= 4 * noise:
         return name, f"within the spread of bare runs ({difference:.1e}, {noise:.1e})", out
     return name, f"DIFFERS ({difference:.1e}; bare runs {noise:.1e})", out
 
@@ -172,7 +178,7 @@ def cases(logs):
         held, own = watch.held.get(key, 0), watch.own.get(key, 0)
         total = int(seen[1]) if seen else 0
         wrong = not (verdict == "equal" or verdict.startswith("within"))
-        wrong |= total > LEASE or held < 1 << 30 or own > OWN_AT_MOST
+        wrong |= total > LEASE or held < HELD_AT_LEAST or own > OWN_AT_MOST
         broken += wrong
         figures = " ".join(f"{value / 2**20:7.0f} M" for value in (total, held, own))
         print(f"{name:24} {verdict:44} {figures}  {'BROKEN' if wrong else ''}")
