@@ -64,12 +64,19 @@ impl Gpu {
     /// Where a GPU is insisted on and there is none.
     #[must_use]
     pub fn all(test: &str) -> Vec<Self> {
-        let mut all = vec![Self::Standin(Standin::new())];
+        [Self::Standin(Standin::new())].into_iter().chain(Self::real(test)).collect()
+    }
+
+    /// The machine's own where there is one, once it is this test's turn; else none, and a line.
+    #[must_use]
+    pub fn real(test: &str) -> Option<Self> {
         match Self::real_or_why() {
-            Ok(()) => all.push(Self::Real(Turn::wait())),
-            Err(why) => println!("skipped on a real GPU: {test}: {why}"),
+            Ok(()) => Some(Self::Real(Turn::wait())),
+            Err(why) => {
+                println!("skipped on a real GPU: {test}: {why}");
+                None
+            }
         }
-        all
     }
 
     /// A stand-in on a machine without NVML; none, and a line, where the machine has one, which can't be hidden.

@@ -16,8 +16,8 @@ use gpulease_tests::standin::Standin;
 use gpulease_words::{Bytes, mib};
 use rustix::process::Signal;
 
-/// What is leased of the device beside contexts; a job takes three quarters.
-const WHOLE: Bytes = mib(16);
+/// What is leased of the device beside contexts, in the scene's units; a job takes three quarters.
+const WHOLE: u64 = 16;
 
 /// Short waits, so that a turn takes a fraction of a second.
 const QUICK: &str = "\
@@ -31,6 +31,9 @@ drain = \"2s\"
 
 struct Scene {
     stage: Stage,
+    /// What these tests call a MiB. On a real card contexts take less than is set aside for them: measuring them
+    /// frees room that must not be worth a turn.
+    unit: Bytes,
     daemon: Daemon,
     ledger: Ledger,
 }
@@ -46,18 +49,31 @@ impl Scene {
         // Contexts stay where they are, whatever moves.
         let contexts = jobs * stage.overhead().get();
         let pinned = if contexts > 0 { format!("pinned_max = \"{contexts}B\"\n") } else { String::new() };
-        let capacity = Bytes::new(WHOLE.get() + contexts);
+        let unit = if matches!(stage, Stage::Gpu(Gpu::Real(_))) { mib(128) } else { mib(1) };
+        let capacity = Bytes::new(WHOLE * unit.get() + contexts);
+        let arena = scaled(arena, unit);
         let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{QUICK}{budgets}"));
         let ledger = Ledger::of(&daemon);
-        Self { stage, daemon, ledger }
+        Self { stage, unit, daemon, ledger }
     }
 
-    /// On host memory and on a card whose contexts cost just what is set aside for them, so that measuring them
-    /// frees no room.
-    fn all(jobs: u64, arena: &str) -> Vec<Self> {
+    /// On host memory, on a stand-in whose contexts cost just what is set aside for them, and on a real card, each
+    /// when its turn comes.
+    fn all(jobs: u64, arena: &str) -> impl Iterator<Item = Self> {
         let card = Standin::with(&[("DEVICES", "1"), ("CONTEXT", "635MiB")]);
-        let stages = [Stage::Host, Stage::Gpu(Gpu::Standin(card))];
-        stages.into_iter().map(|stage| Self::on(stage, jobs, arena)).collect()
+        let test = std::thread::current().name().unwrap_or("a suspension").to_owned();
+        let real = std::iter::once_with(move || Gpu::real(&test)).flatten();
+        let stages = [Stage::Host, Stage::Gpu(Gpu::Standin(card))].into_iter().chain(real.map(Stage::Gpu));
+        stages.map(move |stage| Self::on(stage, jobs, arena))
+    }
+
+    /// A command with its sizes in the scene's units.
+    fn sized(&self, command: &str) -> String {
+        scaled(command, self.unit)
+    }
+
+    fn size(&self, units: u64) -> u64 {
+        units * self.unit.get()
     }
 
     fn job(&self) -> Member {
@@ -69,8 +85,8 @@ impl Scene {
     /// A job with a filled segment of 12 MiB in a lease of this name.
     fn holder(&self, name: &str) -> Member {
         let job = self.job();
-        job.must(&format!("acquire {name} 12MiB wait=30s"));
-        job.must(&format!("take s {name} 12MiB"));
+        job.must(&self.sized(&format!("acquire {name} 12MiB wait=30s")));
+        job.must(&self.sized(&format!("take s {name} 12MiB")));
         job.must(&format!("fill s {name} 7"));
         job
     }
@@ -104,6 +120,19 @@ impl Scene {
     }
 }
 
+/// Words in which `12MiB` means that many units.
+fn scaled(words: &str, unit: Bytes) -> String {
+    let word = |word: &str| {
+        let Some(number) = word.strip_suffix("MiB") else {
+            return word.to_owned();
+        };
+        let start = number.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
+        let units: u64 = number[start..].parse().expect("a whole number of units");
+        format!("{}{}B", &number[..start], units * unit.get())
+    };
+    words.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
 fn remembered(observer: &Observer) -> Vec<v1::EventMessage> {
     let request = v1::EventsRequest { from_start: true, no_follow: true, after: 0 };
     let events = observer.events(request).expect("the daemon answers");
@@ -115,12 +144,12 @@ fn two_jobs_that_do_not_fit_together_take_turns_and_keep_their_bytes() {
     for scene in Scene::all(2, "64MiB") {
         let one = scene.holder("one");
         let other = scene.job();
-        other.must("acquire other 12MiB wait=30s");
+        other.must(&scene.sized("acquire other 12MiB wait=30s"));
         scene.wait_for_state("one", "suspended");
         let away = lease(&scene.ledger.now(), "one").clone();
-        assert_eq!((away.away_bytes, away.held_bytes, away.suspensions), (mib(12).get(), 0, 1));
-        assert_eq!(scene.arena().filled_bytes, mib(12).get());
-        other.must("take t other 12MiB");
+        assert_eq!((away.away_bytes, away.held_bytes, away.suspensions), (scene.size(12), 0, 1));
+        assert_eq!(scene.arena().filled_bytes, scene.size(12));
+        other.must(&scene.sized("take t other 12MiB"));
         other.must("fill t other 9");
         for _ in 0..2 {
             one.must("check s one 7");
@@ -143,7 +172,7 @@ fn a_job_that_holds_on_is_not_suspended() {
         let one = scene.holder("one");
         one.must("enter one");
         let other = scene.job();
-        other.must("ask other 12MiB wait=60s");
+        other.must(&scene.sized("ask other 12MiB wait=60s"));
         let cancelled = scene.wait_for_event("suspend_cancelled");
         assert!(cancelled.message.contains("did not drain"), "{}", cancelled.message);
         scene.wait_for_state("one", "active");
@@ -164,13 +193,13 @@ fn a_stopped_job_is_left_alone_and_goes_on() {
         let one = scene.holder("one");
         one.stop();
         let other = scene.job();
-        let why = other.refused("acquire other 12MiB wait=4s");
+        let why = other.refused(&scene.sized("acquire other 12MiB wait=4s"));
         assert!(why.contains("(wait_over)"), "{why}");
-        assert_eq!(lease(&scene.ledger.now(), "one").held_bytes, mib(12).get());
+        assert_eq!(lease(&scene.ledger.now(), "one").held_bytes, scene.size(12));
         one.signal(Signal::CONT);
         one.must("check s one 7");
         one.must("end");
-        other.must("acquire other 12MiB wait=30s");
+        other.must(&scene.sized("acquire other 12MiB wait=30s"));
         other.must("end");
         scene.ends();
     }
@@ -181,12 +210,12 @@ fn a_suspended_job_that_dies_leaves_nothing_and_one_that_waits_leaves_the_line()
     for scene in Scene::all(2, "64MiB") {
         let one = scene.holder("one");
         let other = scene.job();
-        other.must("acquire other 12MiB wait=30s");
+        other.must(&scene.sized("acquire other 12MiB wait=30s"));
         scene.wait_for_state("one", "suspended");
         one.kill();
         scene.ledger.wait("one is gone", |status| (status.leases.len() == 1).then_some(()));
         assert_eq!(scene.arena().filled_bytes, 0);
-        other.must("take t other 12MiB");
+        other.must(&scene.sized("take t other 12MiB"));
         other.must("end");
         scene.ends();
     }
@@ -198,8 +227,8 @@ fn a_suspended_lease_waits_for_whoever_uses_the_device() {
     for scene in Scene::all(2, "64MiB") {
         let one = scene.holder("one");
         let other = scene.job();
-        other.must("acquire other 12MiB wait=30s");
-        other.must("take t other 12MiB wait=30s");
+        other.must(&scene.sized("acquire other 12MiB wait=30s"));
+        other.must(&scene.sized("take t other 12MiB wait=30s"));
         other.must("enter other");
         scene.wait_for_state("one", "suspended");
         std::thread::scope(|scope| {
@@ -207,7 +236,7 @@ fn a_suspended_lease_waits_for_whoever_uses_the_device() {
             let ask = scene.ledger.wait("one wants its memory", |status| {
                 status.waiting.iter().find(|ask| ask.resume).map(|ask| (ask.lease_id, ask.reserve_bytes))
             });
-            assert_eq!(ask, (Some(lease(&scene.ledger.now(), "one").id), mib(12).get()));
+            assert_eq!(ask, (Some(lease(&scene.ledger.now(), "one").id), scene.size(12)));
             scene.wait_for_event("suspend_cancelled");
             other.must("leave other");
             other.must("end");
@@ -224,13 +253,13 @@ fn a_suspended_lease_waits_for_whoever_uses_the_device() {
 fn a_full_arena_suspends_nobody() {
     let scene = Scene::on(Stage::Host, 3, "8MiB");
     let one = scene.job();
-    one.must("acquire one 6MiB wait=20s");
+    one.must(&scene.sized("acquire one 6MiB wait=20s"));
     let two = scene.job();
-    two.must("acquire two 4MiB wait=20s");
+    two.must(&scene.sized("acquire two 4MiB wait=20s"));
     let status = scene.ledger.now();
     assert!(lease(&status, "one").suspendable && !lease(&status, "two").suspendable);
     let three = scene.job();
-    three.must("ask three 6MiB wait=60s");
+    three.must(&scene.sized("ask three 6MiB wait=60s"));
     let reason =
         scene.ledger.wait("three waits", |status| status.waiting.first().map(|ask| ask.reason.clone()));
     assert!(["arena_full", "pinned_full"].contains(&reason.as_str()), "{reason}");
@@ -251,7 +280,7 @@ fn a_job_that_holds_on_is_ended_where_policy_says_so() {
     let one = scene.holder("one");
     one.must("enter one");
     let other = scene.job();
-    other.must("acquire other 12MiB wait=60s");
+    other.must(&scene.sized("acquire other 12MiB wait=60s"));
     let ended = scene.wait_for_event("terminated");
     assert!(ended.message.contains("one"), "{}", ended.message);
     assert!(!one.wait().success(), "a signal ended it");
@@ -274,8 +303,8 @@ fn three_jobs_that_exceed_the_device_all_come_through_with_their_bytes() {
             for (seed, job) in (1..).zip(&jobs) {
                 scope.spawn(move || {
                     let name = format!("job-{seed}");
-                    job.must(&format!("acquire {name} 12MiB wait=60s"));
-                    job.must(&format!("take s {name} 12MiB wait=60s"));
+                    job.must(&books.sized(&format!("acquire {name} 12MiB wait=60s")));
+                    job.must(&books.sized(&format!("take s {name} 12MiB wait=60s")));
                     job.must(&format!("fill s {name} {seed}"));
                     // However fast the machine is: until turns were taken.
                     while suspensions(books).iter().sum::<u32>() < 3 {
@@ -330,7 +359,7 @@ impl Departure {
         for command in ["acknowledge s", "fill s 7"] {
             job.must(&format!("wire {command}"));
         }
-        other.must("ask b 12MiB wait=60s");
+        other.must(&scene.sized("ask b 12MiB wait=60s"));
         Self { job, other }
     }
 
@@ -356,7 +385,7 @@ fn a_job_may_die_at_any_step_of_its_way_out_and_back() {
         way.job.kill();
         if !done.iter().any(|(command, _)| *command == "wire back s") {
             way.other.must("granted b");
-            way.other.must("take t b 12MiB");
+            way.other.must(&scene.sized("take t b 12MiB"));
             way.other.must("zero t b");
         }
         way.other.must("end");
@@ -398,12 +427,12 @@ fn what_is_away_can_be_freed_and_released() {
     for scene in Scene::all(2, "64MiB") {
         let one = scene.holder("one");
         let other = scene.job();
-        other.must("acquire other 12MiB wait=30s");
+        other.must(&scene.sized("acquire other 12MiB wait=30s"));
         scene.wait_for_state("one", "suspended");
         one.must("free s");
         scene.ledger.wait("the copy is gone", |status| (lease(status, "one").away_bytes == 0).then_some(()));
         one.must("release one");
-        other.must("take t other 12MiB");
+        other.must(&scene.sized("take t other 12MiB"));
         other.must("end");
         one.must("end");
         scene.ends();

@@ -39,8 +39,8 @@ fn who_is_within_a_guarantee_is_served_while_others_hoard() {
 /// Half of the device, filled.
 fn hoarder(scene: &Scene, name: &str) -> Member {
     let job = scene.job();
-    job.must(&format!("acquire {name} 8MiB wait=30s"));
-    job.must(&format!("take s {name} 8MiB"));
+    job.must(&scene.sized(&format!("acquire {name} 8MiB wait=30s")));
+    job.must(&scene.sized(&format!("take s {name} 8MiB")));
     job.must(&format!("fill s {name} 7"));
     job
 }
@@ -55,7 +55,7 @@ impl Guard<'_> {
     /// Asks for what its guarantee covers and is granted it within what it was promised, three times.
     fn is_served(&self, scene: &Scene) {
         for turn in 0..3 {
-            self.guest.must("ask mine 8MiB wait=60s");
+            self.guest.must(&scene.sized("ask mine 8MiB wait=60s"));
             let promise = scene.ledger.wait("the guest waits or is granted", |status| {
                 let granted = status.leases.iter().any(|lease| lease.name == "mine" && lease.guaranteed);
                 let ask = status.waiting.iter().find(|ask| ask.name == "mine");
@@ -66,7 +66,7 @@ impl Guard<'_> {
             println!("turn {turn}: waited {waited} ms, promised {promise:?} ms");
             assert!(promise.is_none_or(|promise| waited <= promise), "{waited} ms of {promise:?} ms");
             assert!(lease(&scene.ledger.now(), "mine").guaranteed);
-            self.guest.must("take m mine 8MiB");
+            self.guest.must(&scene.sized("take m mine 8MiB"));
             self.guest.must("fill m mine 5");
             if turn < 2 {
                 // What is still on its way back counts as its account's.

@@ -16,11 +16,11 @@ fn pair(scene: &Scene, name: &str, bytes: &str) -> [Member; 2] {
 fn a_collective_of_two_processes_is_not_torn_apart() {
     for scene in Scene::all(3, "64MiB") {
         let [one, two] = pair(&scene, "job", "12MiB");
-        one.must("take s job 12MiB");
+        one.must(&scene.sized("take s job 12MiB"));
         one.must("fill s job 3");
         one.must("enter job");
         let other = scene.job();
-        other.must("ask other 12MiB wait=60s");
+        other.must(&scene.sized("ask other 12MiB wait=60s"));
         scene.wait_for_event("suspending");
         std::thread::scope(|scope| {
             let comes = scope.spawn(|| two.must("enter job"));
@@ -45,12 +45,12 @@ fn a_job_with_memory_of_two_processes_stays() {
     let scene = Scene::on(Stage::Host, 3, "64MiB");
     let [one, two] = pair(&scene, "job", "8MiB");
     for (process, name, seed) in [(&one, "s", 3), (&two, "t", 4)] {
-        process.must(&format!("take {name} job 4MiB"));
+        process.must(&scene.sized(&format!("take {name} job 4MiB")));
         process.must(&format!("fill {name} job {seed}"));
     }
     assert!(!lease(&scene.ledger.now(), "job").suspendable);
     let other = scene.job();
-    let why = other.refused("acquire other 12MiB wait=3s");
+    let why = other.refused(&scene.sized("acquire other 12MiB wait=3s"));
     assert!(why.contains("(wait_over)"), "{why}");
     assert!(!remembered(scene.ledger.observer()).iter().any(|event| event.kind == "suspending"));
     one.must("check s job 3");
@@ -66,20 +66,21 @@ fn two_jobs_that_want_to_grow_do_not_wait_for_each_other_for_ever() {
     for scene in Scene::all(2, "64MiB") {
         let jobs = ["one", "two"].map(|name| (scene.job(), name));
         for (job, name) in &jobs {
-            job.must(&format!("acquire {name} 8MiB upto=12MiB"));
-            job.must(&format!("take s {name} 8MiB"));
+            job.must(&scene.sized(&format!("acquire {name} 8MiB upto=12MiB")));
+            job.must(&scene.sized(&format!("take s {name} 8MiB")));
             job.must(&format!("fill s {name} 5"));
             job.must(&format!("enter {name}"));
         }
         for (job, name) in &jobs {
-            let why = job.refused(&format!("take g {name} 4MiB wait=60s"));
+            let why = job.refused(&scene.sized(&format!("take g {name} 4MiB wait=60s")));
             assert!(why.contains("(would_deadlock)"), "{why}");
             job.must(&format!("leave {name}"));
         }
+        let books = &scene;
         std::thread::scope(|scope| {
             for (job, name) in &jobs {
                 scope.spawn(move || {
-                    if let Err(why) = job.ask(&format!("take g {name} 4MiB wait=1s")) {
+                    if let Err(why) = job.ask(&books.sized(&format!("take g {name} 4MiB wait=1s"))) {
                         let is_over = why.contains("(wait_over)") || why.contains("did not come back within");
                         assert!(is_over, "{why}");
                     }
