@@ -183,6 +183,59 @@ def forked():
     print(f"result child={os.waitstatus_to_exitcode(status)} sum={float(x.sum()).hex()}")
 
 
+def worker(rank, world, port, out):
+    """One of several processes of a job: data of its own, gradients averaged with the others'."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        x = torch.randn(64, 256, device=DEVICE)
+        loss = F.mse_loss(model(x), x)
+        loss.backward()
+        for parameter in model.parameters():
+            mean = parameter.grad.cpu()
+            dist.all_reduce(mean)
+            parameter.grad.copy_(mean / world)
+        optimizer.step()
+    out.put((rank, loss.item().hex()))
+    dist.destroy_process_group()
+
+
+def workers(world=2):
+    """Processes of one job that share its lease, as torchrun's do."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    out = context.SimpleQueue()
+    started = [context.Process(target=worker, args=(rank, world, port, out)) for rank in range(world)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    codes = [process.exitcode for process in started]
+    print(f"result codes={codes} losses=" + ",".join(loss for _, loss in sorted(out.get() for code in codes if code == 0)))
+
+
+def nccl():
+    """A job of one process whose gradients pass NCCL, with the memory that it takes for itself."""
+    import tempfile
+
+    import torch.distributed as dist
+
+    with tempfile.NamedTemporaryFile() as file:
+        dist.init_process_group("nccl", init_method=f"file://{file.name}", rank=0, world_size=1)
+        model = nn.parallel.DistributedDataParallel(Transformer().to(DEVICE))
+        train(model, next_token)
+        dist.destroy_process_group()
+
+
 def over_budget():
     """More than there is: the framework's own exception, and life after it."""
     _, total = torch.cuda.mem_get_info()
@@ -200,7 +253,7 @@ def over_budget():
 
 CASES = {
     case.__name__: case
-    for case in (transformer, amp, compiled, graph, cudnn, loader, forked, over_budget)
+    for case in (transformer, amp, compiled, graph, cudnn, loader, forked, workers, nccl, over_budget)
 }
 
 if __name__ == "__main__":
