@@ -45,6 +45,10 @@ impl Scene {
     }
 
     fn with(stage: Stage, jobs: u64, arena: &str, budgets: &str) -> Self {
+        Self::configured(stage, jobs, arena, &format!("{QUICK}{budgets}"))
+    }
+
+    fn configured(stage: Stage, jobs: u64, arena: &str, rest: &str) -> Self {
         println!("on {stage}");
         // Contexts stay where they are, whatever moves.
         let contexts = jobs * stage.overhead().get();
@@ -52,7 +56,7 @@ impl Scene {
         let unit = if matches!(stage, Stage::Gpu(Gpu::Real(_))) { mib(128) } else { mib(1) };
         let capacity = Bytes::new(WHOLE * unit.get() + contexts);
         let arena = scaled(arena, unit);
-        let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{QUICK}{budgets}"));
+        let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{rest}"));
         let ledger = Ledger::of(&daemon);
         Self { stage, unit, daemon, ledger }
     }
