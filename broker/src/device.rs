@@ -82,6 +82,9 @@ pub enum Proof {
     Freed,
     /// Not yet; ask again.
     NotYet,
+    /// Nobody has it any more, and the device has less than the books promise: somebody was faster. It is free when the
+    /// books know; ask again.
+    Missing,
     /// Not after a time in which they should have come; these processes are suspected. Ask again, less often.
     Overdue(Vec<Pid>),
 }
@@ -276,6 +279,8 @@ pub enum Done {
     Freed(SegmentId),
     /// They are not, after a time in which they should be; who is suspected.
     Unproven(SegmentId, Vec<Pid>),
+    /// They are with somebody who was faster, and the books are to know.
+    Missing,
     /// Its hold has another size, which the gauge shows.
     Kept,
     /// The device is lost, and why: nothing more is made on it, and nothing that exists can be proven free.

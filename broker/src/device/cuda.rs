@@ -343,7 +343,7 @@ impl Device for CudaDevice {
             return proof;
         };
         if !self.is_made_up_for(id, back) {
-            return Proof::NotYet;
+            return Proof::Missing;
         }
         self.forget(id);
         self.settle();
@@ -356,7 +356,7 @@ impl Device for CudaDevice {
 
     fn handed(&mut self, id: SegmentId, process: Pid) {
         if let Some(segment) = self.segments.get_mut(&id) {
-            segment.given.insert(process);
+            segment.tenants.add(process);
         }
         self.consumer(id, process);
     }

@@ -159,6 +159,10 @@ impl Owner {
             Some(Proof::Freed) => return (self.report)(Done::Freed(segment)),
             Some(Proof::NotYet) if reported => (OVERDUE_LOOK, Stage::Reported),
             Some(Proof::NotYet) => (interval, Stage::Expected),
+            Some(Proof::Missing) => {
+                (self.report)(Done::Missing);
+                (interval, if reported { Stage::Reported } else { Stage::Expected })
+            }
             Some(Proof::Overdue(_)) if reported => (OVERDUE_LOOK, Stage::Reported),
             Some(Proof::Overdue(suspects)) => {
                 (self.report)(Done::Unproven(segment, suspects));

@@ -48,6 +48,7 @@ impl Driver {
             }
             Done::CreateFailed(segment, why) => self.step(Event::CreateFailed { segment, why }),
             Done::Kept => self.publication.mark_stale(),
+            Done::Missing => self.witness.iter().for_each(Witness::refresh_now),
             Done::Freed(segment) => self.step(Event::Freed { segment }),
             Done::Unproven(segment, suspects) => self.step(Event::Unproven { segment, suspects }),
             Done::Lost(why) => {

@@ -165,10 +165,10 @@ impl Sight {
         Seen::New(testimony)
     }
 
-    /// Whether the card's use is another than it was when it was last read.
+    /// Whether the card's use is another than it was when it was last told of.
     fn has_changed(&self) -> bool {
         let used = self.card.as_ref().ok().and_then(|card| card.used().ok());
-        used.zip(self.reading.as_ref()).is_some_and(|(used, reading)| used != reading.used)
+        used.is_some_and(|used| self.told.as_ref().is_none_or(|told| told.used != Some(used)))
     }
 
     /// A reading that holds together: one that is as the last one was, or that comes out the same twice.

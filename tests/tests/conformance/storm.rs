@@ -9,33 +9,38 @@ use std::time::{Duration, Instant};
 use gpulease_broker::device::{Cover, Handover, Proof};
 use gpulease_tests::dice::Dice;
 use gpulease_tests::on_cards;
-use gpulease_tests::puppet::Puppet;
+use gpulease_tests::puppet::{Gpu, Puppet, Turn};
+use gpulease_tests::standin::Standin;
 use gpulease_words::{Bytes, Pid, SegmentId, gib, mib};
 
 use super::bench::{Bench, Subject, Temper, chunks, holding, sum};
 use super::held::{CONTEXT, HEADROOM, grab, puppet, standin};
+
+/// A user that is on every system and has no rights.
+const NOBODY: u32 = 65_534;
 
 /// What of a card is the broker's own.
 const BROKER_SHARE: Bytes = mib(8);
 
 on_cards! {
     /// While segments come and go somebody takes whatever he can get, at the very moments too in which they come free.
-    #[ignore = "beside other tests a segment of it now and then never comes back: not settled"]
-    fn a_storm_leaves_an_outsider_the_headroom_and_no_reserve_fails([standin()]) {
+    fn a_storm_leaves_an_outsider_the_headroom_and_no_reserve_fails([large()]) {
         for seed in seeds() {
-            println!("measured: seed {seed}: {}", Storm::new(seed).run());
+            let Some(outsider) = of_another_user() else { return };
+            println!("measured: seed {seed}: {}", Storm::new(seed, outsider).run());
         }
     }
 
-    /// He takes all of it in the instant in which it comes free, before the broker can make it anew. It is not his as the
-    /// segment, but off the book, and free when the books know that.
+    /// He takes all of it in the instant in which it comes free, before the broker can make it anew. He is no holder of
+    /// the segment, but off the book, and it is free when the books know that. He is of the user whose segments they
+    /// are, and so he is believed up to a limit.
     fn who_is_faster_than_the_broker_is_off_the_book([standin()]) {
-        let mut storm = Storm::new(0);
+        let mut storm = Storm::new(0, puppet());
         grab(&storm.outsider, &mut 0);
         storm.book();
         let before = storm.room();
         let segment = storm.lose(mib(64));
-        assert_eq!(storm.subject.device.prove(segment), Proof::NotYet, "the books promise what is not there");
+        assert_eq!(storm.subject.device.prove(segment), Proof::Missing, "the books promise what is not there");
         storm.book();
         assert_eq!(storm.room(), before.saturating_sub(mib(64)));
         assert_eq!(storm.subject.device.prove(segment), Proof::Freed);
@@ -52,10 +57,11 @@ on_cards! {
     }
 
     /// The same beside a tenant that keeps what it mapped after it was taken back.
-    fn in_a_storm_who_keeps_a_mapping_is_never_credited([standin()]) {
-        let mut storm = Storm::new(77);
+    fn in_a_storm_who_keeps_a_mapping_is_never_credited([large()]) {
+        let Some(outsider) = of_another_user() else { return };
+        let mut storm = Storm::new(77, outsider);
         let liar = Bench::gpu(Temper::Sound).process();
-        let (kept, handover) = storm.subject.make(mib(64));
+        let (kept, handover) = storm.make(mib(64));
         let pieces = chunks(&handover).len();
         storm.subject.device.handed(kept, liar.pid());
         liar.map("kept", &handover);
@@ -71,6 +77,21 @@ on_cards! {
         storm.until_freed(kept);
         grabbing.end();
     }
+}
+
+/// One with room for all that an outsider can win in a storm: what he wins is not there for reserves.
+fn large() -> Gpu {
+    Gpu::Standin(Standin::with(&[("BYTES", "24GiB")]))
+}
+
+/// One whose memory is nobody's lease; `None`, and a line, where this test may not start any.
+fn of_another_user() -> Option<Puppet> {
+    use std::os::unix::process::CommandExt as _;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can start a process of another user");
+        return None;
+    }
+    Some(Puppet::start_with(&Gpu::Real(Turn::unneeded()), |command| command.uid(NOBODY).gid(NOBODY)))
 }
 
 /// The seeds of the storms; `GPULEASE_STORM_SEED` replays one.
@@ -99,8 +120,7 @@ struct Storm {
 const RESERVE: Bytes = gib(4);
 
 impl Storm {
-    fn new(seed: u64) -> Self {
-        let outsider = puppet();
+    fn new(seed: u64, outsider: Puppet) -> Self {
         outsider.must("context 0");
         let (dice, live, charged) = (Dice::new(seed), Vec::new(), Bytes::ZERO);
         let mut storm = Self {
@@ -138,9 +158,16 @@ impl Storm {
         )
     }
 
+    /// A segment, given to a process of this test's user.
+    fn make(&mut self, bytes: Bytes) -> (SegmentId, Handover) {
+        let made = self.subject.make(bytes);
+        self.subject.device.handed(made.0, Pid::new(std::process::id()));
+        made
+    }
+
     /// A segment is taken back while somebody is faster than the broker.
     fn lose(&mut self, bytes: Bytes) -> SegmentId {
-        let (segment, handover) = self.subject.make(bytes);
+        let (segment, handover) = self.make(bytes);
         faults("cuMemCreate 1 delay 500");
         let (outsider, size) = (Arc::clone(&self.outsider), bytes.get());
         let command = format!("alloc all-{segment} 0 {size}B");
@@ -155,7 +182,7 @@ impl Storm {
     fn step(&mut self) {
         let wish = [mib(2), mib(64), mib(100), mib(1000), gib(1)][self.dice.below(5) as usize];
         if self.charged.saturating_add(wish) <= RESERVE {
-            let (segment, handover) = self.subject.make(wish);
+            let (segment, handover) = self.make(wish);
             self.live.push((segment, handover, wish));
             self.charged = self.charged.saturating_add(wish);
         } else if !self.live.is_empty() {
@@ -174,8 +201,16 @@ impl Storm {
     /// Asks until it is free, and meanwhile books what the witness would.
     fn until_freed(&mut self, segment: SegmentId) {
         let start = Instant::now();
-        while self.subject.device.prove(segment) != Proof::Freed {
-            assert!(start.elapsed() < Duration::from_secs(30), "{segment} never comes back");
+        loop {
+            let late = match self.subject.device.prove(segment) {
+                Proof::Freed => break,
+                late => late,
+            };
+            let made = self.subject.device.gauge().read();
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "{segment} never comes back: {late:?}, {made:?}"
+            );
             self.book();
         }
         self.slowest = self.slowest.max(start.elapsed());

@@ -14,7 +14,7 @@ impl CudaDevice {
         let pieces: Vec<_> = pieces.into_iter().map(|piece| self.let_free(id, piece)).collect();
         let segment = self.segments.get_mut(&id).expect("only what was made is given up");
         segment.short = short;
-        let passage = Passage { before, given: segment.given.clone() };
+        let passage = Passage { before, tenants: segment.tenants.clone() };
         self.released(id, &pieces, &passage);
     }
 

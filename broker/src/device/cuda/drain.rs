@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use gpulease_words::{Bytes, Pid, SegmentId};
+use gpulease_words::{Bytes, Pid, SegmentId, Uid};
 
 use super::doubts::Doubts;
 use super::standing::Standing;
+use crate::witness::people;
 
 /// What the broker saw of a piece in the instant in which it gave the handle up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +26,34 @@ pub(super) enum Return {
 pub(super) struct Passage {
     /// The standing just before, if the card stood still.
     pub(super) before: Option<Standing>,
-    /// The processes that were given the segment.
-    pub(super) given: BTreeSet<Pid>,
+    pub(super) tenants: Tenants,
+}
+
+/// Who was given a segment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tenants {
+    pub(super) pids: BTreeSet<Pid>,
+    /// Their users, where the kernel told.
+    users: BTreeSet<Uid>,
+}
+
+impl Tenants {
+    /// A process was given it, and lives.
+    pub(super) fn add(&mut self, pid: Pid) {
+        self.pids.insert(pid);
+        self.users.extend(people::user(pid));
+    }
+
+    /// Those of this user, whoever they are.
+    #[cfg(test)]
+    pub(super) fn of(pid: Pid, user: Uid) -> Self {
+        Self { pids: [pid].into(), users: [user].into() }
+    }
+
+    /// Whether they are known and none is of this user.
+    pub(super) fn are_others(&self, user: Uid) -> bool {
+        !self.users.is_empty() && !self.users.contains(&user)
+    }
 }
 
 /// A piece on its way back.
@@ -38,7 +65,7 @@ pub(super) struct Drain {
     pub(super) came: Return,
     /// Whether it would be back if nobody's list had it, as it was first looked for.
     pub(super) missing: Missing,
-    pub(super) given: BTreeSet<Pid>,
+    pub(super) tenants: Tenants,
 }
 
 /// Whether what is on no list has grown.
@@ -73,14 +100,12 @@ impl Drain {
         let since = before.as_ref().unwrap_or(latest);
         let grown = now.grown(since, self.bytes.saturating_add(before_it));
         let in_time = before.is_some();
-        let holders = match (self.came, &grown & &self.given) {
+        let holders = match (self.came, &grown & &self.tenants.pids) {
             // Nobody has it, whatever has grown since who knows when.
             (Return::Whole | Return::Part, _) if !in_time => BTreeSet::new(),
             (_, known) if !known.is_empty() => known,
             (Return::Whole | Return::Part, _) => BTreeSet::new(),
-            (Return::Nothing | Return::Unknown, _) => {
-                doubts.others_that_have_it(grown, self.bytes, since.free)
-            }
+            (Return::Nothing | Return::Unknown, _) => doubts.holders(grown, self.bytes, &self.tenants),
         };
         let is_there = match before {
             Some(before) => now.unlisted <= before.unlisted,
@@ -92,18 +117,11 @@ impl Drain {
     }
 
     /// Where it is if no list has it.
-    pub(super) fn elsewhere(&self) -> Place {
+    fn elsewhere(&self) -> Place {
         match self.missing {
             Missing::Nothing => Place::Back,
             Missing::Perhaps => Place::Unlisted,
         }
-    }
-
-    /// The one process that is believed to have it and was never given it.
-    pub(super) fn doubtful_holder(&self) -> Option<Pid> {
-        let Place::Listed(holders) = &self.place else { return None };
-        let is_alone = holders.len() == 1 && self.came != Return::Unknown;
-        holders.first().copied().filter(|pid| is_alone && !self.given.contains(pid))
     }
 
     pub(super) fn is_with(&self, pid: Pid) -> bool {

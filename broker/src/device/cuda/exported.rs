@@ -74,13 +74,13 @@ impl CudaDevice {
     /// Whether the broker itself has nothing of a segment any more; an exporter is asked for its answer.
     pub(super) fn is_given_up(&mut self, id: SegmentId) -> bool {
         let segment = self.segments.get_mut(&id).expect("only what was made is proven");
-        let (bytes, given) = (segment.bytes, segment.given.clone());
+        let (bytes, tenants) = (segment.bytes, segment.tenants.clone());
         let Memory::Ordered(exporter, before) = &mut segment.memory else { return true };
         let (exporter, before) = (*exporter, before.take());
         match self.exporter_of(exporter).map(|exporter| exporter.has_freed(id)) {
             Some(Ok(true)) => {
                 self.set_memory(id, Memory::Released(None));
-                self.released(id, &[(bytes, Return::Unknown)], &Passage { before, given });
+                self.released(id, &[(bytes, Return::Unknown)], &Passage { before, tenants });
                 true
             }
             Some(Ok(false)) => {

@@ -1,11 +1,11 @@
 //! A segment of a GPU.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use gpulease_cuda::Allocation;
 use gpulease_words::{Bytes, Pid};
 
+use super::drain::Tenants;
 use super::standing::Standing;
 use crate::device::holders::{Identity, Search};
 
@@ -17,8 +17,7 @@ pub(super) struct Segment {
     /// When it was taken back.
     pub(super) since: Option<Instant>,
     pub(super) search: Option<Search>,
-    /// The processes that were given it.
-    pub(super) given: BTreeSet<Pid>,
+    pub(super) tenants: Tenants,
     /// What was made anew for it when its handles were given up.
     pub(super) anew: Bytes,
     /// By how much the hold was too small then.
@@ -29,8 +28,8 @@ pub(super) struct Segment {
 
 impl Segment {
     pub(super) fn new(bytes: Bytes, memory: Memory) -> Self {
-        let (since, search, given, anew, short, back) = Default::default();
-        Self { bytes, memory, since, search, given, anew, short, back }
+        let (since, search, tenants, anew, short, back) = Default::default();
+        Self { bytes, memory, since, search, tenants, anew, short, back }
     }
 }
 

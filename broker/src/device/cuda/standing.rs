@@ -12,8 +12,6 @@ pub(super) struct Standing {
     /// Negative where the card counts the memory of two importers twice.
     pub(super) unlisted: i64,
     pub(super) listed: BTreeMap<Pid, Bytes>,
-    /// What nobody has.
-    pub(super) free: Bytes,
 }
 
 impl Standing {
@@ -25,7 +23,7 @@ impl Standing {
         let listed: BTreeMap<Pid, Bytes> = uses.map(|&ProcessUse { pid, bytes }| (pid, bytes)).collect();
         let unlisted =
             signed(reading.used) - listed.values().map(|b| signed(*b)).sum::<i64>() - signed(handled);
-        Self { unlisted, listed, free: reading.free() }
+        Self { unlisted, listed }
     }
 
     /// The processes whose use is at least this.
