@@ -191,18 +191,24 @@ def each_phase() -> str:
 
 @case("-m", "24GiB")
 def estimate() -> str:
-    """What three small batches say of a large one is what that takes."""
+    """What is said of a batch is enough for it and not far too much, though three small ones take nearly the same."""
     gpulease, torch = modules()
-    step = step_of(torch, *transformer(torch))
-    said = gpulease.estimate(step, (2, 4, 8))
-    memory = gpulease.TorchMemory()
-    memory.empty_cache()
-    memory.reset_peak()
-    step(32)
-    took = memory.peak().reserved
-    assert near(said.peak(32), took, 0.15), (said.peak(32), took)
-    assert said.lease_for(32) >= took, "the job would not fit the lease"
-    return f"{said}; 32 samples: {gpulease.text(said.peak(32))} said, {gpulease.text(took)} taken; {said.command(32)}"
+    step, memory = step_of(torch, *transformer(torch)), gpulease.TorchMemory()
+    # Of these alone nothing follows but a bound.
+    small = gpulease.estimate(step, (2, 4, 8), up_to=8)
+    said = gpulease.estimate(step, (2, 4, 8), on_trial=lambda trial: print(trial, flush=True))
+    print(small, said, sep="\n")
+    assert said.settled, said
+    measured = max(trial.batch_size for trial in said.trials)
+    for batch in (12, 32, 2 * measured):
+        memory.empty_cache()
+        memory.reset_peak()
+        step(batch)
+        took = memory.peak().reserved
+        print(f"{batch} samples took {took}; {small.lease_for(batch)} by the bound, {said.lease_for(batch)} by the estimate")
+        assert small.lease_for(batch) >= took and said.lease_for(batch) >= took, "the job would not fit its lease"
+        assert batch < 32 or near(said.peak(batch), took, 0.15), (batch, said.peak(batch), took)
+    return f"{said}; {batch} samples: {gpulease.text(said.peak(batch))} said, {gpulease.text(took)} taken; {said.command(batch)}"
 
 
 @case("-m", "4GiB")

@@ -26,12 +26,13 @@ class Block:
 
 
 class FakeMemory:
-    """A device of `total` bytes."""
+    """A device of `total` bytes. They are taken from it in whole grains."""
 
     name = "Fake"
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, grain: int = 1) -> None:
         self.total = total
+        self.grain = grain
         self.cap: Optional[int] = None
         self.live = 0
         self.taken = 0
@@ -60,8 +61,8 @@ class FakeMemory:
                 f"CUDA out of memory. Tried to allocate {(size - self.live) / 2**20:.2f} MiB. "
                 f"GPU 0 has a total capacity of {total:.2f} GiB of which {free:.2f} MiB is free."
             )
-        self.taken = size
-        self.most_taken = max(self.most_taken, size)
+        self.taken = min(most, -(-size // self.grain) * self.grain)
+        self.most_taken = max(self.most_taken, self.taken)
 
     def allocated(self) -> int:
         return self.live
