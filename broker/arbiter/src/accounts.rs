@@ -131,6 +131,11 @@ impl Node {
         self.guarantee
     }
 
+    /// What of a group's guarantee its users have for themselves.
+    pub(crate) const fn kept(&self) -> Bytes {
+        self.kept
+    }
+
     pub(crate) const fn is_store(&self) -> bool {
         self.key.is_store()
     }

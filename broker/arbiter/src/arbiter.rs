@@ -279,6 +279,7 @@ impl Arbiter {
             for device in self.ledger.touched() {
                 self.line.look_up(device, &mut self.accounts, &self.ledger);
             }
+            self.hold_to_what_began();
             self.line.refresh(&mut self.accounts, &self.ledger);
             if let Some((id, needs)) = self.next_covered() {
                 self.cover(id, needs);

@@ -11,19 +11,19 @@
 //! ```
 //!
 //! Nobody gives way for an account's limit, for what may be pinned or for host memory: who waits for these is
-//! promised nothing, nor are those behind one whom nothing bounds. Else the first holds for an ask that fits what is left when all that can't be recalled from others is taken away:
-//! outsiders, contexts, others' guarantees, and what is or may be pinned. ARCHITECTURE.md derives it.
+//! promised nothing, nor are those behind one whom nothing bounds. Else the first holds for an ask that fits what is
+//! left when all that can't be recalled is taken away: outsiders, contexts, what guarantees protect
+//! ([`crate::bedrock`]), and what is or may be pinned. ARCHITECTURE.md derives it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gpulease_words::{AskId, Bytes, DeviceId};
 
-use crate::ledger::plus;
+use crate::bedrock::Bedrock;
 use crate::line::ask::{Ask, Post, Right, Turn};
 use crate::line::shape::Use;
-use crate::shortage::Pool;
-use crate::{Arbiter, LeaseState, Time};
+use crate::{Arbiter, Time};
 
 impl Arbiter {
     /// By when each ask is granted at the latest; whom nothing bounds is not in it.
@@ -36,16 +36,16 @@ impl Arbiter {
         let mut before: BTreeMap<DeviceId, u32> = BTreeMap::new();
         // Devices for which somebody waits whom nothing bounds: nor does anything those behind him.
         let mut open: BTreeSet<DeviceId> = BTreeSet::new();
-        let lingering = self.lingering();
+        let bedrock = self.bedrock();
         let mut latest = BTreeMap::new();
         for ask in turns.into_iter().map(|turn| self.line.get(turn.ask)) {
             let devices = self.could_be_on(ask);
             let ahead = devices.iter().filter_map(|device| before.get(device)).max().copied().unwrap_or(0);
             let behind_open = ask.right == Right::Lent && devices.iter().any(|device| open.contains(device));
             let at =
-                self.latest_of(ask, &devices, ahead, &lingering).filter(|at| *at >= self.now && !behind_open);
+                self.latest_of(ask, &devices, ahead, &bedrock).filter(|at| *at >= self.now && !behind_open);
             latest.extend(at.map(|at| (ask.id, at)));
-            if ask.post() != Some(Post::Hopeless) && !self.is_bounded(ask, &lingering) {
+            if ask.post() != Some(Post::Hopeless) && !self.is_bounded(ask, &bedrock) {
                 open.extend(devices.iter().copied());
             }
             devices.into_iter().for_each(|device| *before.entry(device).or_default() += 1);
@@ -53,23 +53,11 @@ impl Arbiter {
         latest
     }
 
-    /// What is still mapped of leases that were given back: nobody can ask for it.
-    fn lingering(&self) -> Pool {
-        let mut lingering = Pool::new();
-        for lease in self.leases.values().filter(|lease| lease.state == LeaseState::Draining) {
-            for (device, share) in &lease.shares {
-                let sum = lingering.entry(*device).or_default();
-                *sum = plus(*sum, share.charge.held);
-            }
-        }
-        lingering
-    }
-
     /// Whether the ask, once its accounts have room for it, is served in one round.
-    fn is_bounded(&self, ask: &Ask, lingering: &Pool) -> bool {
+    fn is_bounded(&self, ask: &Ask, bedrock: &Bedrock) -> bool {
         match (ask.right, self.line.shape_of(ask).purpose) {
             (Right::Returning | Right::Guaranteed, _) => true,
-            (Right::Lent, Use::Lease | Use::Resume) => self.is_within_promise(ask, lingering),
+            (Right::Lent, Use::Lease | Use::Resume) => self.is_within_promise(ask, bedrock),
             (Right::Lent, Use::Growth) => false,
         }
     }
@@ -81,14 +69,14 @@ impl Arbiter {
         }
     }
 
-    fn latest_of(&self, ask: &Ask, devices: &[DeviceId], ahead: u32, lingering: &Pool) -> Option<Time> {
+    fn latest_of(&self, ask: &Ask, devices: &[DeviceId], ahead: u32, bedrock: &Bedrock) -> Option<Time> {
         let largest = devices.iter().map(|device| self.ledger.book(*device).capacity).max()?;
         let answer = self.policy.recall_deadline + self.policy.drain_deadline + self.swap_time(largest);
         match ask.right {
             Right::Returning => None,
             Right::Guaranteed => self.waits_for_devices_alone(ask).then(|| ask.covered_at.plus(answer)),
             Right::Lent => {
-                let bounded = self.waits_for_devices_alone(ask) && self.is_bounded(ask, lingering);
+                let bounded = self.waits_for_devices_alone(ask) && self.is_bounded(ask, bedrock);
                 let round = self.longest_residency(largest) + answer;
                 let rounds = round.checked_mul(ahead.saturating_add(1)).unwrap_or(Duration::MAX);
                 bounded.then(|| ask.barrier_at.plus(rounds))
@@ -107,12 +95,12 @@ impl Arbiter {
     }
 
     /// Whether all that can't be recalled leaves enough for it, on as many devices as it wants.
-    fn is_within_promise(&self, ask: &Ask, lingering: &Pool) -> bool {
-        let (arena, others) = (self.policy.arena, self.accounts.guaranteed_to_others(ask.account));
+    fn is_within_promise(&self, ask: &Ask, bedrock: &Bedrock) -> bool {
+        let arena = self.policy.arena;
         let fits = |(device, need): &&(DeviceId, Bytes)| {
             let book = self.ledger.book(*device);
-            let lingers = lingering.get(device).copied().unwrap_or_default();
-            let taken = [book.charge.overhead, others, self.could_be_pinned(ask, *device), lingers];
+            let pinned = self.could_be_pinned(ask, *device);
+            let taken = [book.charge.overhead, pinned, self.out_of_reach(bedrock, ask, *device)];
             let left = taken.into_iter().fold(book.ceiling(), Bytes::saturating_sub);
             *need <= left
         };

@@ -9,6 +9,8 @@
 //! | is a barrier | those of them that have had it for `min_residency` |
 //! | is neither | those that are idle, or whose account would still have the larger share afterwards |
 //!
+//! A guarantee protects as much of its account as it covers: once what leaves is gone, that is.
+//!
 //! More for a lease that has its memory, beyond guarantees, is never worth more than a trim or an idle lease.
 
 use std::cmp::Reverse;
@@ -17,8 +19,9 @@ use std::time::Duration;
 use gpulease_words::{Bytes, DeviceId, LeaseId};
 
 use crate::accounts::NodeId;
-use crate::lease::Lease;
-use crate::ledger::minus;
+use crate::accounts::guarantee::Departures;
+use crate::lease::{Lease, Pace};
+use crate::ledger::{minus, plus};
 use crate::line::shape::Use;
 use crate::shortage::{Asker, Plan, Pool, Urgency};
 use crate::{Arbiter, Idleness, LeaseState, Pinning, Time};
@@ -42,7 +45,7 @@ impl Arbiter {
     /// Leases that bring together what is missing, if there are such; else when there may be.
     pub(crate) fn leases_to_suspend(&self, asker: &Asker, missing: &Pool) -> Plan {
         let mut plan = Plan::default();
-        let mut lacks = missing.clone();
+        let (mut lacks, mut gone) = (missing.clone(), self.departures());
         for device in missing.keys() {
             let mut donors: Vec<(Harm, LeaseId)> = Vec::new();
             let movable = self.holders.on(*device).into_iter().flat_map(|holding| holding.movable.iter());
@@ -60,8 +63,13 @@ impl Arbiter {
                 if lacks.get(device).is_none_or(|lack| lack.is_zero()) {
                     break;
                 }
-                if !plan.leases.contains(&lease) && self.stays_fair(asker, lease, &plan.leases) {
+                let of = &self.leases[&lease];
+                if plan.leases.contains(&lease) || self.is_protected_without(of, &gone) {
+                    continue;
+                }
+                if self.stays_fair(asker, lease, &plan.leases) {
                     self.count_off(lease, &mut lacks);
+                    self.depart(of, &mut gone);
                     plan.leases.push(lease);
                 }
             }
@@ -73,6 +81,23 @@ impl Arbiter {
             self.spare_needless(&mut plan.leases, missing);
         }
         plan
+    }
+
+    /// What is on its way out of every account.
+    fn departures(&self) -> Departures {
+        let mut gone = Departures::default();
+        let moving = self.moving.iter().map(|id| &self.leases[id]);
+        let leave = moving.filter(|lease| lease.state == LeaseState::Suspending);
+        leave.filter(|lease| lease.residence.pace == Pace::InTime).for_each(|of| self.depart(of, &mut gone));
+        gone
+    }
+
+    fn depart(&self, lease: &Lease, gone: &mut Departures) {
+        let user = self.accounts.guarantors(lease.account).0;
+        for (device, share) in &lease.shares {
+            let charge = &share.charge;
+            gone.add(user, *device, plus(plus(charge.set_aside, charge.held), charge.draining));
+        }
     }
 
     /// What the lease brings is missing no more.

@@ -26,6 +26,7 @@ mod accounts;
 mod acquire;
 mod allocate;
 mod arbiter;
+mod bedrock;
 mod books;
 mod bound;
 mod budgets;

@@ -2,7 +2,9 @@
 //!
 //! A resume that is the next barrier on its devices, and for which what is free and what drained
 //! leases are about to give make up all that it needs, takes what is there for it at once, and what
-//! arrives as it arrives. It goes on waiting in the line for the rest, with its turn.
+//! arrives as it arrives. It goes on waiting in the line for the rest, from then on before all who don't
+//! have to come back and whom no guarantee covers sooner: what it took can't be asked of it until it is back, so
+//! that an older ask in front of it, which wants that, would wait for it and it for them.
 //!
 //! If the lease that leaves fails half way it comes back before all others. Then one that had begun
 //! to take its memory recedes: it gives back what it has and waits as before; its gate never opened.
@@ -13,7 +15,7 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, SegmentId};
 
 use crate::lease::{Exit, Pace};
 use crate::ledger::plus;
-use crate::line::ask::{Ask, Post, Right, Want};
+use crate::line::ask::{Ask, Post, Right, Stage, Want};
 use crate::line::shape::Shape;
 use crate::segment::State;
 use crate::{Arbiter, LeaseState};
@@ -35,6 +37,18 @@ impl Arbiter {
         self.reshape(id, shape, amount);
         self.grant_resume(lease, &takes);
         Poured::Something
+    }
+
+    /// A lease that has begun to come back by no better right has to, before all others.
+    pub(crate) fn hold_to_what_began(&mut self) {
+        let moving = self.moving.iter().map(|lease| &self.leases[lease]);
+        let begun = moving.filter(|of| of.state == LeaseState::Resuming).filter_map(|of| of.residence.ask);
+        let lent: Vec<AskId> = begun.filter(|ask| self.line.get(*ask).right == Right::Lent).collect();
+        for ask in lent {
+            if self.line.get(ask).stage != Stage::Leaving {
+                self.line.set_right(ask, Right::Returning, &mut self.accounts, &self.ledger);
+            }
+        }
     }
 
     fn next_to_take(&self) -> Option<Taking> {
@@ -110,6 +124,7 @@ impl Arbiter {
             if let Some(ask) = of.residence.ask.filter(|_| begun && here) {
                 self.demote(ask);
                 self.line.wait_aside(ask, &mut self.accounts);
+                self.line.get_mut(ask).right = Right::Lent;
                 self.lease_mut(other).residence.receding = Receding::Wanted;
                 self.move_on(other);
             }

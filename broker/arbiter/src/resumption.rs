@@ -88,6 +88,7 @@ impl Arbiter {
             seniority: Seniority::Junior,
             right: Right::Lent,
             covered_at: self.now,
+            uncovered_in: 0,
             covered: Vec::new(),
             want: Want::Resume(lease),
         };

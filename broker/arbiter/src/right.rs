@@ -10,6 +10,7 @@
 use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::accounts::NodeId;
+use crate::accounts::guarantee::Departures;
 use crate::lease::{Lease, Outcome};
 use crate::line::ask::{Ask, Right, Stage};
 use crate::line::shape::{Shape, Use};
@@ -36,18 +37,23 @@ impl Arbiter {
         for (device, need) in &needs {
             self.accounts.count(account, *device, *need);
         }
-        let now = self.now;
+        let (now, generation) = (self.now, self.generation);
         let ask = self.line.get_mut(id);
-        (ask.covered, ask.covered_at) = (needs, now);
+        ask.covered = needs;
+        if ask.uncovered_in != generation {
+            ask.covered_at = now;
+        }
         self.line.set_right(id, Right::Guaranteed, &mut self.accounts, &self.ledger);
     }
 
     /// The ask counts towards no guarantee any more.
     pub(crate) fn demote(&mut self, id: AskId) {
+        let generation = self.generation;
         let ask = self.line.get_mut(id);
         if ask.right != Right::Guaranteed {
             return;
         }
+        ask.uncovered_in = generation;
         let (account, covered) = (ask.account, std::mem::take(&mut ask.covered));
         self.uncover(account, &covered);
         self.line.set_right(id, Right::Lent, &mut self.accounts, &self.ledger);
@@ -65,14 +71,9 @@ impl Arbiter {
         if ask.amount == amount && *self.line.shape_of(ask) == shape {
             return;
         }
-        let (right, covered_at) = (ask.right, ask.covered_at);
         self.demote(id);
         self.line.reshape(id, shape, amount, &mut self.accounts, &self.ledger);
         self.promote(id);
-        let ask = self.line.get_mut(id);
-        if right == Right::Guaranteed && ask.right == right {
-            ask.covered_at = covered_at;
-        }
     }
 
     /// What the ask needs on devices of its wish where a guarantee covers it.
@@ -139,12 +140,14 @@ impl Arbiter {
 
     /// Whether the lease keeps its memory against all recalls but of surplus.
     pub(crate) fn is_protected(&self, lease: &Lease) -> bool {
+        self.is_protected_without(lease, &Departures::default())
+    }
+
+    /// Whether it does once these have left.
+    pub(crate) fn is_protected_without(&self, lease: &Lease, gone: &Departures) -> bool {
         let missed = lease.recall.as_ref().is_some_and(|recall| recall.outcome == Outcome::Missed);
-        if lease.right == Right::Guaranteed {
-            return !missed;
-        }
-        let covered = |device: &DeviceId| self.accounts.covers(lease.account, *device, Bytes::ZERO);
-        !missed && lease.shares.keys().all(covered)
+        let covered = |device: &DeviceId| self.accounts.covers_without(lease.account, *device, gone);
+        !missed && (lease.right == Right::Guaranteed || lease.shares.keys().all(covered))
     }
 
     /// How an ask of these terms would hold its lease: movable where it may be and the arena could take it.

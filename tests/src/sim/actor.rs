@@ -211,8 +211,16 @@ impl Scene<'_> {
 
     /// Segments it allocated.
     pub(super) fn segments(&self) -> Vec<(SegmentId, LeaseId)> {
-        let mine =
-            self.model.segments.iter().filter(|(_, s)| s.process == self.me && s.state == SegmentState::Live);
+        self.its(|segment| segment.state == SegmentState::Live)
+    }
+
+    /// Those, and what came back for it and is not filled yet.
+    pub(super) fn in_hand(&self) -> Vec<(SegmentId, LeaseId)> {
+        self.its(SegmentFact::is_in_hand)
+    }
+
+    fn its(&self, which: impl Fn(&SegmentFact) -> bool) -> Vec<(SegmentId, LeaseId)> {
+        let mine = self.model.segments.iter().filter(|(_, s)| s.process == self.me && which(s));
         mine.map(|(id, segment)| (*id, segment.lease)).collect()
     }
 

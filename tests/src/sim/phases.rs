@@ -6,7 +6,7 @@ use gpulease_arbiter::{Authority, Event, Patience, RequestId, Time};
 use gpulease_words::{Bytes, LeaseId, ProcessId};
 
 use super::actor::{Actor, Deed, Scene, Temper};
-use super::model::{Model, SegmentState, Standing, ensure};
+use super::model::{Model, SegmentFact, SegmentState, Standing, ensure};
 use super::setting::{granules, peer};
 use super::wish;
 use super::world::{Check, World};
@@ -239,8 +239,8 @@ impl World {
 
     /// A client that could not open a session any more, for the bounds, gives back by its end.
     fn kill_who_maps(&mut self) {
-        let live = self.model.segments.values().filter(|segment| segment.state == SegmentState::Live);
-        let processes: std::collections::BTreeSet<ProcessId> = live.map(|segment| segment.process).collect();
+        let had = self.model.segments.values().filter(|segment| segment.is_in_hand());
+        let processes: std::collections::BTreeSet<ProcessId> = had.map(|segment| segment.process).collect();
         processes.into_iter().for_each(|process| self.kill(process));
     }
 
@@ -298,7 +298,7 @@ impl World {
             return Ok(());
         }
         let now = self.now;
-        for (segment, lease) in (Scene { me, model: &self.model }).segments() {
+        for (segment, lease) in (Scene { me, model: &self.model }).in_hand() {
             let fact = &self.model.leases[&lease];
             if fact.ended || now.since(fact.granted_at) >= HOLD {
                 self.free(me, segment, lease)?;
@@ -308,7 +308,7 @@ impl World {
     }
 
     fn maps_something(&self, me: ProcessId) -> bool {
-        self.model.segments.values().any(|s| s.process == me && s.state == SegmentState::Live)
+        self.model.segments.values().any(|s| s.process == me && s.is_in_hand())
     }
 
     fn free(&mut self, me: ProcessId, segment: gpulease_words::SegmentId, lease: LeaseId) -> Check {
@@ -322,7 +322,7 @@ impl World {
 
     /// Segments of others that a process maps, and those it lied about, are unmapped.
     fn cards_forget_foreign(&mut self, me: ProcessId) {
-        let foreign = |s: &super::model::SegmentFact| s.process != me || s.state != SegmentState::Live;
+        let foreign = |s: &SegmentFact| s.process != me || s.state != SegmentState::Live;
         let ids: Vec<_> =
             self.model.segments.iter().filter(|(_, s)| foreign(s)).map(|(id, s)| (*id, s.device)).collect();
         for (segment, device) in ids {

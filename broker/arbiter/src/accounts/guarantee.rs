@@ -99,6 +99,18 @@ impl Budgets {
     }
 }
 
+/// What leases are about to give back, by user and device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Departures(BTreeMap<(NodeId, DeviceId), Bytes>);
+
+impl Departures {
+    /// So many bytes more of the user's leave the device.
+    pub(crate) fn add(&mut self, user: NodeId, device: DeviceId, bytes: Bytes) {
+        let sum = self.0.entry((user, device)).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+}
+
 impl Node {
     fn counted(&self, device: DeviceId) -> u64 {
         self.counted.get(&device).copied().unwrap_or_default()
@@ -149,7 +161,7 @@ impl Accounts {
         }
     }
 
-    fn guarantors(&self, job: NodeId) -> (NodeId, Option<NodeId>) {
+    pub(crate) fn guarantors(&self, job: NodeId) -> (NodeId, Option<NodeId>) {
         let user = self.node(job).parent.expect("a job stands under its user");
         let group = self.node(user).parent.filter(|up| *up != NodeId::HOST);
         (user, group)
@@ -209,6 +221,32 @@ impl Accounts {
             !node.guarantee.is_zero() && counted.saturating_add(adds) <= node.guarantee
         };
         group.is_some_and(is_within)
+    }
+
+    /// Whether a guarantee of the path covers all that is counted there, once these have left.
+    pub(crate) fn covers_without(&self, job: NodeId, device: DeviceId, gone: &Departures) -> bool {
+        if !self.stores.bind() {
+            return false;
+        }
+        let (user, group) = self.guarantors(job);
+        let left = |user: NodeId| {
+            let gone = gone.0.get(&(user, device)).copied().unwrap_or_default();
+            self.node(user).counted(device).saturating_sub(gone.get())
+        };
+        let own = self.node(user).guarantee;
+        if !own.is_zero() && left(user) <= own.get() {
+            return true;
+        }
+        let Some(group) = group.filter(|group| !self.node(*group).guarantee.is_zero()) else {
+            return false;
+        };
+        let here = gone.0.keys().filter(|(user, on)| *on == device && self.node(*user).parent == Some(group));
+        let fewer = here.map(|(user, _)| {
+            let node = self.node(*user);
+            node.beyond(node.counted(device)) - node.beyond(left(*user))
+        });
+        let (node, fewer) = (self.node(group), fewer.sum::<u64>());
+        node.kept.get().saturating_add(node.counted(device) - fewer) <= node.guarantee.get()
     }
 
     /// The account was looked at.

@@ -29,7 +29,7 @@ pub(crate) enum Want {
 /// By what right bytes are asked for or held: who has the better one goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Right {
-    /// A swap that failed took it: it comes back before all others.
+    /// It has to come back before all others: a swap that failed took it, or it has begun to.
     Returning,
     /// A guarantee covers it.
     Guaranteed,
@@ -105,6 +105,8 @@ pub(crate) struct Ask {
     pub(crate) right: Right,
     /// Since when a guarantee covers it.
     pub(crate) covered_at: Time,
+    /// The mutation in which the last guarantee let go of it: covered again in the same, it always was.
+    pub(crate) uncovered_in: u64,
     /// What it counts for, on each device, in the guarantees that cover it.
     pub(crate) covered: Vec<(DeviceId, Bytes)>,
 }

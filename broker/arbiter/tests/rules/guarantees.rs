@@ -305,3 +305,51 @@ fn three_jobs_that_together_exceed_the_card_take_turns_within_the_bound() {
     );
     assert!(longest >= Duration::from_secs(100));
 }
+
+/// Leases of one account were all taken at once, those too that its guarantee covered as soon as the first had left.
+#[test]
+fn an_account_keeps_what_its_guarantee_covers_of_it() {
+    let states_after_an_ask_for = |asked: u64| {
+        let mut desk = Desk::with(moving(400), users([(1, guarantee(20))]), &[100], 0);
+        let [owner, other] = [1, 2].map(|uid| desk.client(uid));
+        let leases = [40, 16].map(|bytes| desk.lease(owner, want(bytes)));
+        for (lease, bytes) in leases.iter().zip([40, 16]) {
+            desk.held(owner, *lease, bytes);
+            desk.idle(owner, *lease);
+            assert!(!desk.view(*lease).guaranteed);
+        }
+        desk.pass(30);
+        desk.queue(other, want(asked));
+        leases.map(|lease| desk.view(lease).state)
+    };
+    assert_eq!(states_after_an_ask_for(84), [LeaseState::Suspending, LeaseState::Active]);
+    assert_eq!(
+        states_after_an_ask_for(86),
+        [LeaseState::Active; 2],
+        "it would take 16 of the 20 that are owed"
+    );
+}
+
+/// A time was promised that counted on the guarantee of another user of the same group.
+#[test]
+fn what_a_group_owes_to_others_in_it_is_promised_to_nobody() {
+    let groups = BTreeMap::from([("lab".to_owned(), guarantee(40))]);
+    let memberships = BTreeMap::from([(Uid::new(1), "lab".to_owned())]);
+    let budgets = Budgets { groups, memberships, ..users([(1, guarantee(20))]) };
+    let mut desk = Desk::with(moving(400), budgets, &[100], 0);
+    let [alice, bob] = [1, 2].map(|uid| desk.client_in(uid, Some("lab")));
+    let hoarder = desk.client(3);
+    desk.lease(alice, want(10));
+    let lent = desk.lease(hoarder, want(90));
+    desk.held(hoarder, lent, 90);
+    let promised = |desk: &mut Desk, bytes| {
+        let ask = desk.queue(bob, want(bytes));
+        let at = desk.waiting(ask).at_latest;
+        desk.tell(Event::Close { request: gpulease_arbiter::RequestId(bytes), session: bob.session });
+        at.is_some()
+    };
+    assert!(!promised(&mut desk, 82), "20 of 100 are alice's");
+    let bob = desk.client_in(2, Some("lab"));
+    let ask = desk.queue(bob, want(80));
+    assert!(desk.waiting(ask).at_latest.is_some());
+}

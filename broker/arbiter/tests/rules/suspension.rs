@@ -496,3 +496,42 @@ fn who_had_begun_recedes_when_the_other_stays_after_all() {
     assert_eq!((state(&desk, first), state(&desk, second)), (LeaseState::Suspended, LeaseState::Active));
     assert_eq!(desk.line().len(), 1, "it waits as before");
 }
+
+/// A lease that had begun to come back waited behind an older ask that became a barrier later, and that ask
+/// waited for what the lease had taken: forever.
+#[test]
+fn who_has_begun_is_not_overtaken_by_one_who_turns_barrier_later() {
+    let mut desk = Desk::movable(100, 400);
+    let [one, two, three] = [1, 2, 3].map(|uid| desk.client(uid));
+    let first = desk.lease(one, want(60));
+    let ours = [20, 20, 20].map(|bytes| desk.held(one, first, bytes));
+    desk.lease(three, want(2));
+    desk.pass(30);
+    desk.idle(one, first);
+    desk.queue(two, want(60));
+    desk.leave(one, first, &ours);
+    let second = LeaseId::new(first.get() + 2);
+    let theirs = [20, 20, 20].map(|bytes| desk.held(two, second, bytes));
+    let older = desk.queue(three, want(80));
+    desk.resume(one, first);
+    desk.pass(94);
+    desk.idle(two, second);
+    assert_eq!(state(&desk, second), LeaseState::Suspending);
+    desk.drained(two, second);
+    assert_eq!(made_again(&desk), ours[..1], "38 are free");
+    desk.come_back(one, first, &ours[..1]);
+    desk.pass(8);
+    assert!(desk.waiting(older).barrier);
+    desk.swapped_out(two, second, theirs[0]);
+    desk.tell(Event::Freed { segment: theirs[0] });
+    assert_eq!(made_again(&desk), ours[1..2]);
+    desk.come_back(one, first, &ours[1..2]);
+    for segment in &theirs[1..] {
+        desk.swapped_out(two, second, *segment);
+        desk.tell(Event::Freed { segment: *segment });
+    }
+    desk.come_back(one, first, &ours[2..]);
+    assert_eq!((state(&desk, first), state(&desk, second)), (LeaseState::Active, LeaseState::Suspended));
+    desk.pass(30);
+    assert_eq!(state(&desk, first), LeaseState::Suspending, "and then it is the older one's turn");
+}

@@ -179,8 +179,6 @@ impl Model {
     /// Whether all that can't be recalled leaves enough for it, on as many devices as it wants.
     fn is_within_promise(&self, tally: &Tally, kept: &Kept, index: usize, devices: &[DeviceId]) -> bool {
         let ask = &self.asks[index];
-        let (uid, group) = self.account_of(ask);
-        let others = self.guaranteed_to_others(uid, group);
         let fits = |device: &&DeviceId| {
             let (pinned, most) = (self.pinned_used(**device), self.pinned_max(**device));
             let pledged = kept.pinned.get(*device).copied().unwrap_or(Bytes::ZERO);
@@ -191,7 +189,8 @@ impl Model {
             if self.device(**device).is_none_or(|fact| fact.lost) {
                 return false;
             }
-            let taken = [tally.devices[*device].overhead, others, may, self.lingering(**device)];
+            let kept = self.kept_from(ask, **device);
+            let taken = [tally.devices[*device].overhead, kept, may, self.lingering(**device)];
             let taken = taken.into_iter().fold(Bytes::ZERO, add);
             self.need(ask, **device) <= self.ceiling(tally, **device).saturating_sub(taken)
         };

@@ -132,7 +132,7 @@ impl Model {
                 node.path()
             );
         }
-        let overtaken = self.overtakes(index, devices);
+        let overtaken = self.overtakes_however_bound(index, devices);
         ensure!(
             overtaken.is_none(),
             "{ask:?} overtakes the barrier {:?} on {devices:?}: {}",

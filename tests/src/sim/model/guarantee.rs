@@ -3,7 +3,14 @@
 use gpulease_words::{Bytes, DeviceId, LeaseId, Uid};
 
 use super::ledger::add;
-use super::{Aim, AskFact, Model};
+use super::{Aim, AskFact, Journey, LeaseFact, Model};
+
+/// Whether what is on its way out of an account still counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departing {
+    Counts,
+    IsGone,
+}
 
 impl Model {
     pub(super) fn guarantees_anything(&self) -> bool {
@@ -49,10 +56,21 @@ impl Model {
     }
 
     /// What counts of a user on a device: what is charged to him, and what his asks that are covered are due.
-    fn counted(&self, uid: Uid, device: DeviceId, asks: &dyn Fn(&AskFact) -> bool) -> Bytes {
-        let here = |lease: &super::LeaseFact| lease.peer.uid == uid && lease.devices.contains(&device);
+    fn counted(
+        &self,
+        uid: Uid,
+        device: DeviceId,
+        departing: Departing,
+        asks: &dyn Fn(&AskFact) -> bool,
+    ) -> Bytes {
+        let here = |lease: &LeaseFact| lease.peer.uid == uid && lease.devices.contains(&device);
         let leases = self.standing_leases().filter(|(_, lease)| here(lease));
-        let charged: Bytes = leases.map(|(id, _)| self.charge_on(id, device).total()).sum();
+        let left = |id: LeaseId, lease: &LeaseFact| {
+            let charge = self.charge_on(id, device);
+            let leaves = departing == Departing::IsGone && lease.is_on_its_way_out();
+            if leaves { add(charge.overhead, charge.quarantined) } else { charge.total() }
+        };
+        let charged: Bytes = leases.map(|(id, lease)| left(id, lease)).sum();
         let due = self.waiting().filter(|(_, ask)| self.account_of(ask).0 == uid && asks(ask));
         let due: Bytes = due.map(|(i, _)| self.covered_need(i, device)).sum();
         add(charged, due)
@@ -79,12 +97,14 @@ impl Model {
         (uid, group): (Uid, Option<&str>),
         device: DeviceId,
         more: Bytes,
+        departing: Departing,
         asks: &dyn Fn(&AskFact) -> bool,
     ) -> bool {
         if !self.binds() {
             return false;
         }
-        let (before, own) = (self.counted(uid, device, asks), self.user_guarantee(uid));
+        let counted = |uid| self.counted(uid, device, departing, asks);
+        let (before, own) = (counted(uid), self.user_guarantee(uid));
         let after = before.saturating_add(more);
         if !own.is_zero() && after <= own {
             return true;
@@ -92,7 +112,7 @@ impl Model {
         let Some(group) = group else { return false };
         let adds = after.saturating_sub(own).saturating_sub(before.saturating_sub(own));
         let whole = self.group_guarantee(group);
-        let beyond = |uid: &Uid| self.counted(*uid, device, asks).saturating_sub(self.user_guarantee(*uid));
+        let beyond = |uid: &Uid| counted(*uid).saturating_sub(self.user_guarantee(*uid));
         let counted: Bytes = self.users_of(group).iter().map(beyond).sum();
         !whole.is_zero() && add(self.kept_of(group), counted).saturating_add(adds) <= whole
     }
@@ -107,9 +127,8 @@ impl Model {
     pub(super) fn may_be_covered(&self, ask: &AskFact) -> bool {
         let devices = self.devices.iter().map(|fact| fact.id);
         let account = self.account_of(ask);
-        ask.guaranteed
-            || ask.before.guaranteed
-            || devices.into_iter().any(|d| self.covers(account, d, self.need_there(ask, d), &|_| false))
+        let covers = |d| self.covers(account, d, self.need_there(ask, d), Departing::Counts, &|_| false);
+        ask.guaranteed || ask.before.guaranteed || devices.into_iter().any(covers)
     }
 
     fn need_there(&self, ask: &AskFact, device: DeviceId) -> Bytes {
@@ -123,21 +142,91 @@ impl Model {
         }
     }
 
-    /// Whether no recall but of surplus may touch a lease, whichever of the asks are covered.
+    /// Whether no recall but of surplus may touch a lease, whichever of the asks are covered, once what is
+    /// on its way out is gone.
     pub(super) fn is_protected(&self, id: LeaseId) -> bool {
         let lease = &self.leases[&id];
-        if lease.recall.as_ref().is_some_and(|recall| recall.missed) {
-            return false;
-        }
+        let sure = lease.guaranteed && lease.guaranteed_before;
+        !has_missed(lease) && (sure || self.is_covered(id, Departing::IsGone, &|_| true))
+    }
+
+    /// Whether it is so now, as the arbiter says which of the asks are covered.
+    fn is_protected_now(&self, id: LeaseId) -> bool {
+        let lease = &self.leases[&id];
+        let covered = || self.is_covered(id, Departing::Counts, &|ask| ask.guaranteed);
+        !has_missed(lease) && (lease.guaranteed || covered())
+    }
+
+    /// Whether guarantees cover all that counts for the lease's account on its devices.
+    fn is_covered(&self, id: LeaseId, departing: Departing, asks: &dyn Fn(&AskFact) -> bool) -> bool {
+        let lease = &self.leases[&id];
         let account = (lease.peer.uid, lease.peer.group.as_deref());
-        let covered = |device: &DeviceId| self.covers(account, *device, Bytes::ZERO, &|_| true);
-        lease.guaranteed && lease.guaranteed_before || lease.devices.iter().all(covered)
+        let mut devices = lease.devices.iter();
+        devices.all(|device| self.covers(account, *device, Bytes::ZERO, departing, asks))
     }
 
     /// Whether a lease that was just granted must be marked as one that a guarantee covers, whichever asks are.
     pub(super) fn is_within_guarantee(&self, id: LeaseId) -> bool {
-        let lease = &self.leases[&id];
-        let account = (lease.peer.uid, lease.peer.group.as_deref());
-        lease.devices.iter().all(|device| self.covers(account, *device, Bytes::ZERO, &|_| true))
+        self.is_covered(id, Departing::Counts, &|_| true)
+    }
+
+    /// What guarantees keep out of an ask's reach on a device: all that is or may be protected of others, and what
+    /// is of its own user.
+    pub(super) fn kept_from(&self, ask: &AskFact, device: DeviceId) -> Bytes {
+        let (uid, group) = self.account_of(ask);
+        let group = group.filter(|group| !self.group_guarantee(group).is_zero());
+        let mut all = self.protected_of(uid, device);
+        if let Some(group) = group {
+            let own = self.user_guarantee(uid);
+            all = add(all, self.kept_of(group).saturating_sub(own));
+            let others = self.users_of(group).into_iter().filter(|user| *user != uid);
+            let beyond =
+                |user: Uid| self.protected_of(user, device).saturating_sub(self.user_guarantee(user));
+            all = add(all, others.map(beyond).sum());
+        }
+        add(add(all, self.guaranteed_to_others(uid, group)), self.excess_of_others(uid, group, device))
+    }
+
+    /// What is protected beyond the guarantees of other groups, and of other users who stand for themselves.
+    fn excess_of_others(&self, uid: Uid, group: Option<&str>, device: DeviceId) -> Bytes {
+        let owed = |group: &&str| !self.group_guarantee(group).is_zero();
+        let beyond = |user: Uid| self.protected_of(user, device).saturating_sub(self.user_guarantee(user));
+        let groups = self.budgets.groups.keys().map(String::as_str).filter(owed);
+        let groups = groups.filter(|name| Some(*name) != group).map(|name| {
+            let beyond: Bytes = self.users_of(name).into_iter().map(beyond).sum();
+            add(self.kept_of(name), beyond).saturating_sub(self.group_guarantee(name))
+        });
+        let single = self.processes.values().filter(|fact| fact.peer.group.as_deref().filter(owed).is_none());
+        let single: std::collections::BTreeSet<Uid> = single.map(|fact| fact.peer.uid).collect();
+        let single = single.into_iter().filter(|user| group.is_some() || *user != uid).map(beyond);
+        add(groups.sum(), single.sum())
+    }
+
+    /// What is protected of a user's leases, and what his asks are due that guarantees cover.
+    fn protected_of(&self, uid: Uid, device: DeviceId) -> Bytes {
+        let here =
+            |lease: &LeaseFact| !lease.ended && lease.peer.uid == uid && lease.devices.contains(&device);
+        let leases = self.standing_leases().filter(|(_, lease)| here(lease));
+        let leases = leases.filter(|(id, _)| self.is_protected_now(*id)).map(|(id, lease)| {
+            let charge = self.charge_on(id, device);
+            let own = add(add(charge.set_aside, charge.held), charge.draining);
+            let in_store = !lease.movable && !lease.guaranteed;
+            if in_store { Bytes::ZERO } else { own.min(lease.reserve) }
+        });
+        let due = self.waiting().filter(|(_, ask)| ask.guaranteed && self.account_of(ask).0 == uid);
+        add(leases.sum(), due.map(|(i, _)| self.covered_need(i, device)).sum())
+    }
+}
+
+fn has_missed(lease: &LeaseFact) -> bool {
+    lease.recall.as_ref().is_some_and(|recall| recall.missed)
+}
+
+impl LeaseFact {
+    /// Whether its memory is about to be another's, as far as anyone can say.
+    fn is_on_its_way_out(&self) -> bool {
+        !self.ended
+            && !self.late
+            && matches!(self.journey, Journey::Draining { .. } | Journey::Leaving { .. })
     }
 }

@@ -20,6 +20,11 @@ impl SegmentFact {
         self.state == SegmentState::Away
     }
 
+    /// Whether its process has its descriptors: it is there until that process gives it back.
+    pub(in crate::sim) fn is_in_hand(&self) -> bool {
+        matches!(self.state, SegmentState::Live | SegmentState::Back)
+    }
+
     /// Whether its process has it, mapped, on its way or in the host copy.
     pub(super) fn is_of_process(&self) -> bool {
         match self.state {
@@ -190,8 +195,8 @@ impl Model {
             let begun = !fact.ended && !fact.broken && matches!(fact.journey, Journey::Resuming { .. });
             let here = fact.devices.iter().any(|device| devices.contains(device));
             if let Some(index) = self.resume_of(other).filter(|_| begun && here) {
-                self.asks[index].standing = Standing::Leaving;
-                self.asks[index].guaranteed = false;
+                let ask = &mut self.asks[index];
+                (ask.standing, ask.guaranteed, ask.returning) = (Standing::Leaving, false, false);
                 self.fact(other).journey = Journey::Resuming { recedes: true };
             }
         }

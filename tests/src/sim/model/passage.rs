@@ -80,8 +80,11 @@ impl Model {
             self.fact(id).regained.insert(device, add(own, takes));
         }
         self.fact(id).journey = Journey::Resuming { recedes: false };
-        if let Some(index) = index.filter(|_| waits.is_none()) {
-            self.asks[index].standing = Standing::Left;
+        match (index, waits) {
+            (Some(index), None) => self.asks[index].standing = Standing::Left,
+            // Nobody overtakes it any more.
+            (_, Some(index)) => self.asks[index].returning |= !self.asks[index].guaranteed,
+            (None, None) => {}
         }
     }
 

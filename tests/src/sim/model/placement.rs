@@ -124,6 +124,15 @@ impl Model {
         Some(devices)
     }
 
+    /// Whether it overtakes a barrier wherever those for any device are bound: as they were before this step,
+    /// or as they are after it.
+    pub(super) fn overtakes_however_bound(&self, index: usize, devices: &[DeviceId]) -> Option<usize> {
+        let found = self.overtakes(index, devices)?;
+        let mut after = self.clone();
+        after.bind();
+        after.overtakes(index, devices).map(|_| found)
+    }
+
     /// Whether an ask that is granted on these devices takes what a barrier before it keeps there.
     pub(super) fn overtakes(&self, index: usize, devices: &[DeviceId]) -> Option<usize> {
         let (tally, ask) = (self.tally(), &self.asks[index]);
