@@ -125,11 +125,16 @@ impl Model {
     }
 
     /// Whether it overtakes a barrier wherever those for any device are bound: as they were before this step,
-    /// or as they are after it.
+    /// or as they are after it. Of one that is granted in this step nobody can say.
     pub(super) fn overtakes_however_bound(&self, index: usize, devices: &[DeviceId]) -> Option<usize> {
         let found = self.overtakes(index, devices)?;
         let mut after = self.clone();
         after.bind();
+        for ask in after.asks.iter_mut().filter(|ask| ask.standing == super::Standing::Waiting) {
+            if ask.id.is_some_and(|id| !self.still_waits.contains(&id)) {
+                ask.bound = ask.bound.take().map(|_| Vec::new());
+            }
+        }
         after.overtakes(index, devices).map(|_| found)
     }
 
