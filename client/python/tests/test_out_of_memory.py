@@ -168,6 +168,46 @@ class Explained(unittest.TestCase):
         self.assertEqual(saves["Less fragmentation"], 200 * MIB)
         self.assertTrue(held)
 
+    @without_a_lease
+    def test_what_each_framework_writes_is_read_and_its_own_ways_are_named(self):
+        def of(module, name, base, message):
+            return type(name, (base,), {"__module__": module})(message)
+
+        torch_s = of("torch", "OutOfMemoryError", RuntimeError, "CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0")
+        torch_async_s = of(
+            "torch",
+            "OutOfMemoryError",
+            RuntimeError,
+            "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 1.00 GiB\n"
+            "Requested               : 6.00 GiB\nDevice limit            : 5.00 GiB\nFree (according to CUDA): 4.00 GiB",
+        )
+        jax_s = (
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.00TiB with allocator GPU_0_bfc on device 0."
+        )
+        cupy_s = "Out of memory allocating 4,398,046,511,104 bytes (allocated so far: 12,582,912 bytes)."
+        cases = (
+            (torch_s, 6 * GIB, ("torch.cuda.empty_cache", "torch.autocast", "torch.utils.checkpoint"), "jax.|cupy."),
+            (torch_async_s, 6 * GIB, ("torch.cuda.empty_cache", "torch.autocast"), "jax.|cupy."),
+            (of("jaxlib._jax", "XlaRuntimeError", RuntimeError, jax_s), 1 << 40, ("XLA_CLIENT_MEM_",), "torch.|cupy."),
+            (RuntimeError(jax_s), 1 << 40, ("jax.clear_caches", "jnp.bfloat16", "jax.checkpoint"), "torch.|cupy."),
+            (
+                of("cupy.cuda.memory", "OutOfMemoryError", MemoryError, cupy_s),
+                1 << 42,
+                ("free_all_blocks", "Less at once", "in pieces"),
+                "torch.|jax.|radient|Mixed",
+            ),
+        )
+        for error, wanted, ways, others in cases:
+            said = explain_out_of_memory(error)
+            self.assertEqual(said.wanted, wanted, error)
+            options = "\n".join(map(str, said.options))
+            for way in ways:
+                self.assertIn(way, options)
+            for other in others.split("|"):
+                self.assertNotIn(other, options, error)
+        said = explain_out_of_memory(torch_async_s)
+        self.assertEqual((said.budget, said.left), (5 * GIB, 4 * GIB))
+
     def test_another_error_is_not_explained(self):
         with self.assertRaisesRegex(ValueError, "no out-of-memory error of a GPU: KeyError"):
             explain_out_of_memory(KeyError("labels"))

@@ -11,9 +11,12 @@ from .memory import Memory, is_out_of_memory
 from .model_cost import ModelCost, activations, model_cost
 from .report import Framework, MemoryReport, memory_report
 from .sizes import text
+from .ways import Ways, ways_of
 
 #: How many of the others are named.
 _NAMED = 5
+#: What stands before the size that was asked for: in errors of PyTorch, of its cudaMallocAsync backend, of JAX and CuPy.
+_WANTED = ("ried to allocate", "Requested", "rying to allocate", "emory allocating")
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,10 @@ def explain_out_of_memory(
         raise ValueError(f"this is no out-of-memory error of a GPU: {type(error).__name__}: {error}")
     report = memory_report(memory)
     said = _told(error)
-    wanted = sizes.read(said, "ried to allocate")
+    wanted = sizes.read(said, *_WANTED)
     budget, left = _budget(report, said)
     cost = None if model is None else model_cost(model, optimizer)
-    known = _Known(report.lease, report.framework, cost, batch_size, wanted, left)
+    known = _Known(report.lease, report.framework, cost, batch_size, wanted, left, ways_of(error))
     return OutOfMemory(wanted, budget, left, report, tuple(known.options()), _native.pool_state()["trouble"])
 
 
@@ -123,7 +126,9 @@ def _budget(report: MemoryReport, said: str) -> tuple[Optional[int], Optional[in
     if ours is not None and len(ours.devices) == 1:
         cached = report.framework.cached - report.framework.fragmented if report.framework else 0
         return ours.limit, ours.room + max(0, cached)
-    return sizes.read(said, "total capacity of"), sizes.read(said, "of which")
+    return sizes.read(said, "total capacity of", "Device limit"), sizes.read(
+        said, "of which", "Free (according to CUDA)"
+    )
 
 
 @dataclass(frozen=True)
@@ -136,11 +141,13 @@ class _Known:
     batch_size: Optional[int]
     wanted: Optional[int]
     left: Optional[int]
+    ways: Ways
 
     def options(self) -> list[Option]:
         """Those that apply, what can be done at once first."""
         found = [
             self._cache(),
+            self._share(),
             self._segments(),
             self._batch(),
             self._precision(),
@@ -156,14 +163,15 @@ class _Known:
 
     def _cache(self) -> Optional[Option]:
         if self.framework is None:
-            return Option(
-                "Clear caches", "torch.cuda.empty_cache(), after tensors that are not needed are deleted.", None
-            )
+            return Option("Clear caches", self.ways.caches, None)
         saves = max(0, self.framework.cached - self.framework.fragmented)
         if not saves:
             return None
         how = "torch.cuda.empty_cache(); helps other libraries of the job, since PyTorch uses its own cache before it fails."
         return Option("Clear caches", how, saves)
+
+    def _share(self) -> Optional[Option]:
+        return None if self.ways.share is None else Option("More of the lease", self.ways.share, None)
 
     def _segments(self) -> Optional[Option]:
         lost = self.framework.fragmented if self.framework else 0
@@ -174,8 +182,7 @@ class _Known:
         return Option("Less fragmentation", how, lost, at_most=True)
 
     def _batch(self) -> Option:
-        what = "A smaller batch, with gradient accumulation to keep the effective one"
-        how = "gpulease.find_batch_size(step) finds the largest that fits; its accumulation(batch) the pieces."
+        what, how = self.ways.smaller, self.ways.batch
         kept, batch = self.kept, self.batch_size
         if kept is None or batch is None or batch < 2:
             return Option(what, how, None if kept is None else kept // 2)
@@ -195,14 +202,15 @@ class _Known:
 
     def _precision(self) -> Optional[Option]:
         what = "Mixed precision"
-        how = 'with torch.autocast("cuda", torch.bfloat16): forward and loss; with float16 a torch.amp.GradScaler as well.'
-        if self.cost is not None and self.cost.width <= 2:
+        how = self.ways.precision
+        if how is None or (self.cost is not None and self.cost.width <= 2):
             return None
         return Option(what, how, None if self.kept is None else self.kept // 2, at_most=True)
 
-    def _checkpointing(self) -> Option:
-        how = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block; costs about a third more time."
-        kept = self.kept
+    def _checkpointing(self) -> Optional[Option]:
+        how, kept = self.ways.checkpointing, self.kept
+        if how is None:
+            return None
         if kept is None or self.cost is None or self.cost.blocks < 2:
             return Option("Activation checkpointing", how, None)
         blocks = self.cost.blocks

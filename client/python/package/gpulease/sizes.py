@@ -1,4 +1,4 @@
-"""Amounts of memory as people read them, and as PyTorch writes them."""
+"""Amounts of memory as people read them, and as frameworks write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Optional
 GRANULARITY = 2 << 20
 
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
+_WRITTEN = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
 
 
 def text(size: float) -> str:
@@ -32,11 +32,11 @@ def rounded_up(size: float) -> int:
     return -(-int(-(-size // 1)) // GRANULARITY) * GRANULARITY
 
 
-def read(written: str, after: str) -> Optional[int]:
-    """The first amount that stands after these words, or None."""
-    at = written.find(after)
-    found = _WRITTEN.search(written, at + len(after)) if at >= 0 else None
+def read(written: str, *after: str) -> Optional[int]:
+    """The first amount that stands after the first of these words that is there, or None."""
+    at = next((at + len(words) for words in after if (at := written.find(words)) >= 0), None)
+    found = None if at is None else _WRITTEN.search(written, at)
     if found is None:
         return None
     worth = dict(_UNITS).get(found.group(2), 1)
-    return round(float(found.group(1)) * worth)
+    return round(float(found.group(1).replace(",", "")) * worth)
