@@ -244,7 +244,10 @@ def speed(logs, rounds=12, seconds=0.8):
 
 
 def turns(logs, gib=10, steps=2500):
-    """Two jobs of 12 GiB in 16 GiB and what their contexts take."""
+    """Two jobs of 12 GiB in 16 GiB and what their contexts take.
+
+    Field case 34 (vllm-project/vllm#28714): memory was unmapped while work was in flight. Here jobs are suspended in the
+    middle of kernels and of replays of graphs, and every byte is as without."""
     context = 640 << 20
     configuration = (
         f'arena = "26GiB"\npinned_max = "{2 * context}B"\nswap_rate = "30GB"\n'

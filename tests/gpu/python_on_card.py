@@ -99,6 +99,47 @@ def report() -> str:
     )
 
 
+@case("-m", "4GiB")
+def field_10() -> str:
+    """HAMi-core#55: over the limit came back as an unknown error, and the framework died. Here it is PyTorch's own, and
+    training goes on."""
+    gpulease, torch = modules()
+    model, optimizer = transformer(torch, layers=2)
+    step = step_of(torch, model, optimizer)
+    step(1)
+    limit = gpulease.lease().limit
+    for size in (limit, 2 * limit, 1 << 45):
+        try:
+            torch.empty(size, dtype=torch.uint8, device="cuda")
+        except RuntimeError as error:
+            assert type(error) is torch.OutOfMemoryError, repr(error)
+        else:
+            raise AssertionError(f"{size} bytes fit a lease of {limit} that holds a model")
+        torch.cuda.empty_cache()
+        step(1)
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+    return "torch.OutOfMemoryError at the limit and above it, and a step after each"
+
+
+@case("-m", "4GiB")
+def field_12() -> str:
+    """pytorch#58466: a cap ignored the context and libraries. Here the whole lease is for tensors, and what the context
+    takes is measured and charged beside it."""
+    gpulease, torch = modules()
+    # Some room for what a sum takes.
+    limit, most = gpulease.lease().limit, gpulease.lease().limit - 64 * MIB
+    tensor = torch.ones(most, dtype=torch.uint8, device="cuda")
+    assert int(tensor[:: 1 << 20].sum()) == most >> 20
+    wait(lambda: gpulease.lease().overhead_measured, "the card tells what the context takes")
+    full = gpulease.lease()
+    assert most <= full.held <= limit, full
+    assert 300 * MIB <= full.overhead_here <= 2 * GIB, full
+    (device,) = full.devices
+    others = sum(each.held + each.overhead for each in full.neighbours)
+    assert device.free <= device.capacity - full.held - full.overhead - others, (device, full)
+    return f"{gpulease.text(full.held)} of tensors, and {gpulease.text(full.overhead_here)} of a context beside them"
+
+
 @case("-m", "2GiB..12GiB")
 def pressure() -> str:
     """Bytes are wanted: PyTorch's cache goes back, and what it is asked for is met."""
@@ -392,7 +433,11 @@ def cupy() -> str:
     try:
         cp.empty(32 * GIB, dtype=cp.uint8)
     except cp.cuda.memory.OutOfMemoryError as error:
-        print(gpulease.explain_out_of_memory(error))
+        said = gpulease.explain_out_of_memory(error)
+        print(said)
+        assert said.wanted == 32 * GIB and "cupy.get_default_memory_pool()" in str(said), error
+    else:
+        raise AssertionError("32 GiB fit a lease of 6")
     return f"CuPy {cp.__version__}: held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
 
 
@@ -415,10 +460,37 @@ def jax() -> str:
         jnp.ones(32 * GIB // 4, dtype=jnp.float32).block_until_ready()
     except Exception as error:  # noqa: BLE001 - its class has had several names
         assert gpulease.is_out_of_memory(error), repr(error)
-        print(gpulease.explain_out_of_memory(error))
+        said = gpulease.explain_out_of_memory(error)
+        print(said)
+        assert said.wanted and said.wanted >= 32 * GIB and "XLA_CLIENT_MEM_FRACTION" in str(said), error
     else:
         raise AssertionError("32 GiB fit a lease of 6")
     return f"JAX {j.__version__}: held {gpulease.text(held)}"
+
+
+@case("-m", "2GiB..6GiB")
+def jax_pressure() -> str:
+    """JAX keeps what it took at its start: the call comes, and the program goes on."""
+    import gpulease
+
+    try:
+        import jax.numpy as jnp
+    except ImportError as error:
+        raise Skip(f"no JAX: {error}") from None
+    array = jnp.ones(GIB // 8, dtype=jnp.float32)
+    assert float(array.sum()) == array.size
+    full, seen, done = gpulease.lease(), [], threading.Event()
+    assert full.held > full.reserve, full
+
+    def told(recall):
+        seen.append(recall)
+        done.set()
+
+    with gpulease.on_pressure(told):
+        cli("recall", f"L{full.id}")
+        assert done.wait(PATIENCE), "no call came"
+    assert float((array * 2).sum()) == 2 * array.size
+    return f"{seen[0]}; held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
 
 
 # --- The broker and the rows ------------------------------------------------------------------------------------------

@@ -24,6 +24,21 @@ class Pool(unittest.TestCase):
         free(address)
         self.assertEqual(gpulease.lease().held, 0)
 
+    def test_field_12_the_context_is_a_line_of_its_own_beside_the_lease(self):
+        # pytorch#58466: a cap of a process ignored its context and libraries. Here the whole lease is for data, and what
+        # the context takes is charged beside it.
+        _native.open_pool()
+        ours = gpulease.lease()
+        address = allocate(ours.limit)
+        self.addCleanup(free, address)
+        self.assertTrue(address, gpulease.pool_state())
+        full = gpulease.lease()
+        self.assertEqual((full.held, full.room), (ours.limit, 0))
+        self.assertGreaterEqual(full.overhead_here, 64 * MIB)
+        (device,) = full.devices
+        self.assertEqual(device.capacity, device.free + full.limit + full.overhead, "the broker charges both")
+        self.assertRegex(str(gpulease.memory_report()), "context and libraries, beside that +[0-9.]+ MiB")
+
     def test_the_lease_is_pinned_from_then_on(self):
         self.assertTrue(_suspendable_before)
         _native.open_pool()

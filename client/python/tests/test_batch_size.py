@@ -162,6 +162,10 @@ class OutOfMemoryInEachPhase(unittest.TestCase):
         self.assertEqual(found.batch_size, 4)
         self.assertEqual(found.left_by_failed, 8 * MIB)
 
+    def test_a_misspelt_limit_is_not_taken_for_the_larger_one(self):
+        with self.assertRaisesRegex(ValueError, """within is "reserve" or "limit", not 'reserved'"""):
+            find_batch_size(lambda batch: None, memory=FakeMemory(1 << 30), budget=1 << 20, within="reserved")
+
     def test_another_error_goes_through(self):
         def step(batch):
             raise KeyError("labels")

@@ -11,6 +11,7 @@ import unittest
 
 import gpulease
 from gpulease import _native
+from gpulease.pool import _FOR_EVER
 
 from tests.fake import FakeMemory
 from tests.surroundings import in_a_lease
@@ -139,7 +140,9 @@ class Pool(unittest.TestCase):
         self.assertEqual(gpulease.pool_state().segments, 0)
         self.assertEqual(gpulease.lease().held, 0)
 
-    def test_beyond_the_lease_there_is_none_and_it_says_why(self):
+    def test_field_10_beyond_the_lease_there_is_none_it_says_why_and_life_goes_on(self):
+        # HAMi-core#55: over the limit came back as an unknown error, and the framework died. With PyTorch itself:
+        # tests/gpu/python_on_card.py.
         limit = gpulease.lease().limit
         self.assertFalse(allocate(limit + 1))
         self.assertIn("beyond_lease", gpulease.pool_state().trouble)
@@ -147,6 +150,15 @@ class Pool(unittest.TestCase):
         self.addCleanup(free, address)
         self.assertTrue(address)
         self.assertIsNone(gpulease.pool_state().trouble)
+
+    def test_a_wait_without_an_end_does_not_wait_for_what_never_fits(self):
+        self.addCleanup(_native.open_pool)
+        _native.open_pool(_FOR_EVER)
+        address = allocate(2 * MIB)
+        self.addCleanup(free, address)
+        self.assertTrue(address, gpulease.pool_state())
+        self.assertFalse(allocate(gpulease.lease().limit + 1))
+        self.assertIn("beyond_lease", gpulease.pool_state().trouble)
 
     def test_nonsense_is_refused(self):
         self.assertFalse(allocate(0))
@@ -188,7 +200,8 @@ class Pool(unittest.TestCase):
         self.assertIn("beyond_lease", str(said))
         self.assertIn("gpulease run -m", str(said))
 
-    def test_a_forked_child_has_no_part_in_it(self):
+    def test_field_47_a_forked_child_has_no_part_in_it(self):
+        # pytorch#40403: CUDA was used after a fork.
         address = allocate(2 * MIB)
         self.addCleanup(free, address)
         listener = gpulease.on_pressure()

@@ -1,5 +1,6 @@
 """What is asked of PyTorch, against a module that stands in for it; and what is said where there is none."""
 
+import math
 import sys
 import unittest
 from types import ModuleType, SimpleNamespace
@@ -101,6 +102,16 @@ class WithoutPyTorch(unittest.TestCase):
             for name, call in self.calls():
                 with self.assertRaisesRegex(NeedsPyTorch, f"^{name} needs a GPU, and PyTorch 2.11 sees none"):
                     call()
+
+    def test_a_wait_that_is_no_time_is_refused(self):
+        for wait in (-1.0, math.nan):
+            with self.assertRaisesRegex(ValueError, "a number of seconds"):
+                gpulease.mem_pool(wait=wait)
+
+    def test_a_callback_that_can_t_be_called_is_refused_at_once(self):
+        for callback, why in ((7, "and not 7"), (lambda: None, "too many positional"), (lambda a, b: None, "missing")):
+            with self.assertRaisesRegex(TypeError, f"one argument, the Recall, .*{why}"):
+                gpulease.on_pressure(callback)
 
     def test_a_pytorch_without_pools_is_named(self):
         with Stand():

@@ -168,7 +168,7 @@ def loader():
 
 
 def forked():
-    """A child of a fork that calls CUDA gets the normal error, and the parent goes on."""
+    """Field case 47 (pytorch#40403): a child of a fork that calls CUDA gets the normal error, and the parent goes on."""
     import os
 
     x = torch.ones(1 << 20, device=DEVICE)
@@ -237,7 +237,7 @@ def nccl():
 
 
 def over_budget():
-    """More than there is: the framework's own exception, and life after it."""
+    """Field case 10 (HAMi-core#55): more than there is is the framework's own exception, and there is life after it."""
     _, total = torch.cuda.mem_get_info()
     kept = torch.ones(1 << 28, device=DEVICE)
     try:

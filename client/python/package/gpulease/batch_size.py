@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal, Optional, get_args
 
 from .leases import GpuleaseError, Lease, NotInALease, lease, why_no_lease
 from .memory import Memory, memory_or_default
@@ -116,6 +116,8 @@ def find_batch_size(
     fragments and less what the lease holds outside of the framework. Memory that runs out in forward, backward or
     optimizer only means that the size does not fit; what the failed steps left is freed. Any other error goes through.
 
+    A search may take minutes: `on_trial=print` tells each size as it is tried.
+
     Raises `NothingFits` where not even `low` does, `NotInALease` outside of a lease without a `budget`, and
     `NeedsPyTorch` where no `memory` is given and there is no PyTorch.
     """
@@ -170,6 +172,8 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> Optional[int]:
 
 def allowed(memory: Memory, within: Within, budget: Optional[int], margin: float) -> int:
     """How many bytes the framework may take from its device."""
+    if within not in get_args(Within):
+        raise ValueError(f'within is "reserve" or "limit", not {within!r}')
     if budget is not None:
         return int(budget * (1 - margin))
     ours = lease()

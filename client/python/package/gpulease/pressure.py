@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
@@ -63,8 +64,10 @@ def on_pressure(
 
     In a program under the preload library the lease is pinned by this: it is not suspended from then on.
 
-    Raises `NotInALease`, `BrokerUnreachable` and `Refused`.
+    Raises `NotInALease`, `BrokerUnreachable` and `Refused`, and `TypeError` where the callback can't be called so.
     """
+    if callback is not None:
+        _check(callback)
 
     def told(device: int, size: int, seconds: float) -> None:
         try:
@@ -75,6 +78,23 @@ def on_pressure(
                 _empty(memory)
 
     return PressureListener(_native.listen(told))
+
+
+def _check(callback: Callable[[Recall], object]) -> None:
+    """Else it would only show when bytes are wanted, on another thread."""
+    if not callable(callback):
+        raise TypeError(f"the callback is a function of one argument, the Recall, and not {callback!r}")
+    try:
+        takes = inspect.signature(callback)
+    except ValueError:
+        # Some that are written in C do not say what they take.
+        return
+    try:
+        takes.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"the callback is called with one argument, the Recall, and {callback!r} can't be: {error}"
+        ) from None
 
 
 def _empty(memory: Optional[Memory]) -> None:
