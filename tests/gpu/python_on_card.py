@@ -441,6 +441,42 @@ def cupy() -> str:
     return f"CuPy {cp.__version__}: held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
 
 
+@case("-m", "2GiB..6GiB")
+def cupy_memory() -> str:
+    """CuPy's pool behind the package's protocol: search, estimate, leak and report."""
+    import gpulease
+
+    try:
+        from cupy_memory import CupyMemory, cupy as cp
+    except ImportError as error:
+        raise Skip(f"no CuPy: {error}") from None
+    memory, ours = CupyMemory(), gpulease.lease()
+
+    def step(batch):
+        x = cp.ones((batch, 1 << 20), dtype=cp.float32)
+        y = x * 2
+        assert float(y[-1, -1]) == 2.0
+
+    found = gpulease.find_batch_size(step, 1, 4096, memory=memory)
+    # Each sample is in both arrays.
+    assert found.limited_by == "memory" and near(found.batch_size, found.budget / (8 * MIB), 0.1), found
+    assert gpulease.lease().held_peak <= ours.reserve + 64 * MIB, gpulease.lease()
+    said = gpulease.estimate(step, (2, 4, 8), up_to=64, memory=memory)
+    memory.reset_peak()
+    step(160)
+    took = memory.peak().reserved
+    assert said.lease_for(160) >= took and near(said.peak(160), took, 0.15), (said, said.peak(160), took)
+    told, kept = [], []
+    watch = gpulease.LeakWatch(memory, on_leak=told.append)
+    for number in range(60):
+        step(4)
+        kept.extend([cp.ones(1 << 18, dtype=cp.float32)] * (number >= 20))
+        watch.step()
+    assert told and 18 <= told[0].since <= 23, told
+    print(gpulease.memory_report(memory))
+    return f"{found}; {said}; since step {told[0].since}"
+
+
 @case("-m", "6GiB")
 def jax() -> str:
     """JAX: the lease, and its error explained."""
