@@ -49,6 +49,14 @@ pub struct Allocation<'l> {
     kind: v1::SegmentKind,
 }
 
+/// Whether an ask waits for what was given back before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    Settle,
+    /// It goes ahead, and is put again after the wait where it is refused.
+    Ahead,
+}
+
 impl<'l> Allocation<'l> {
     pub(crate) fn new(lease: &'l Share<LeaseState>, bytes: Bytes) -> Self {
         Self { lease, bytes, device: None, wait: Wait::Forever, kind: v1::SegmentKind::Unspecified }
@@ -97,7 +105,8 @@ impl<'l> Allocation<'l> {
             return Ok(spare);
         }
         let allocated = self.put_when_here(device.id).await?;
-        let charge = Charge::new(self.lease, SegmentId::new(allocated.segment_id));
+        let charge =
+            Charge::new(self.lease, SegmentId::new(allocated.segment_id), Bytes::new(allocated.bytes));
         let mapping = self.lease.session().engine.handle().spawn_blocking(move || {
             // The charge is dropped with the task, and so given back, where nobody waits any more.
             match map(charge.lease(), &device, &allocated) {
@@ -105,13 +114,14 @@ impl<'l> Allocation<'l> {
                     let segment = Segment::new(charge, Bytes::new(allocated.bytes), &device, memory, copy);
                     Ok(segment.with_ipc_handle(ipc_handle(&allocated)))
                 }
-                Err(error) => Err((error, charge)),
+                Err(error) => Err(Box::new((error, charge))),
             }
         });
         let died = |error| Error::Thread(std::io::Error::other(error));
         match mapping.await.map_err(died)? {
             Ok(segment) => Ok(segment),
-            Err((error, mut charge)) => {
+            Err(failed) => {
+                let (error, mut charge) = *failed;
                 // Waited for, so that the same bytes can be asked for again at once. What fails here
                 // is tried again in the background.
                 let _ = charge.give_back().await;
@@ -180,7 +190,10 @@ impl<'l> Allocation<'l> {
     /// twice, so that the first is withdrawn before.
     async fn put(&self, device: DeviceId) -> Result<v1::Allocated, AskError> {
         let session = self.lease.session();
-        session.settle().await?;
+        let mut course = self.course(device);
+        if course == Course::Settle {
+            session.settle().await?;
+        }
         let mut patience = Patience::new(session);
         loop {
             let pass = session.pass_for(self.lease.key()).await?;
@@ -194,7 +207,12 @@ impl<'l> Allocation<'l> {
                 }
                 Err(Unanswered::Denied(denied)) => {
                     ask.settle();
-                    return Err(AskError::refused(denied));
+                    if course == Course::Settle {
+                        return Err(AskError::refused(denied));
+                    }
+                    // Other members have the rest of the reserve.
+                    course = Course::Settle;
+                    session.settle().await?;
                 }
                 Err(Unanswered::Trouble(Trouble::Failed(error))) => return Err(error.into()),
                 Err(Unanswered::Trouble(broken)) => {
@@ -204,6 +222,20 @@ impl<'l> Allocation<'l> {
                 }
             }
         }
+    }
+
+    /// What this process gave back a moment ago is told in the background, which takes as long as an ask. So an ask waits for
+    /// it only where it may need just that: where it would not fit the reserve beside what is held and owed.
+    fn course(&self, device: DeviceId) -> Course {
+        let session = self.lease.session();
+        if session.debts.are_settled() {
+            return Course::Settle;
+        }
+        let here = self.lease.bodies().into_iter().filter(|body| body.device().id == device);
+        let held: Bytes = here.map(|body| body.bytes()).sum();
+        let sum = session.debts.memory().and_then(|owed| owed.checked_add(held)?.checked_add(self.bytes));
+        let fits = sum.is_some_and(|sum| sum <= self.lease.sizes().0);
+        if fits { Course::Ahead } else { Course::Settle }
     }
 
     fn request(&self, pass: &Pass, device: DeviceId, ask_name: u64) -> v1::AllocateRequest {

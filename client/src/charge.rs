@@ -1,7 +1,8 @@
 //! A segment that the broker charges to a lease.
 
-use gpulease_words::SegmentId;
+use gpulease_words::{Bytes, SegmentId};
 
+use crate::debts;
 use crate::duty::Duty;
 use crate::engine::Share;
 use crate::error::AskError;
@@ -13,6 +14,7 @@ use crate::lease_state::LeaseState;
 pub(crate) struct Charge {
     lease: Share<LeaseState>,
     id: SegmentId,
+    bytes: Bytes,
     owed: Owed,
 }
 
@@ -23,8 +25,8 @@ enum Owed {
 }
 
 impl Charge {
-    pub(crate) fn new(lease: &Share<LeaseState>, id: SegmentId) -> Self {
-        Self { lease: lease.clone(), id, owed: Owed::Free }
+    pub(crate) fn new(lease: &Share<LeaseState>, id: SegmentId, bytes: Bytes) -> Self {
+        Self { lease: lease.clone(), id, bytes, owed: Owed::Free }
     }
 
     pub(crate) fn lease(&self) -> &Share<LeaseState> {
@@ -46,7 +48,8 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if self.owed == Owed::Free && !self.lease.is_forked() {
-            Duty::Free(self.lease.key(), self.id).discharge(self.lease.session());
+            let duty = Duty::Free(self.lease.key(), self.id);
+            duty.discharge_of(self.lease.session(), debts::Owed::Memory(self.bytes));
         }
     }
 }

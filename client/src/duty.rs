@@ -3,6 +3,7 @@
 use gpulease_proto::v1;
 use gpulease_words::{Bytes, Reason, SegmentId};
 
+use crate::debts::Owed;
 use crate::engine::Share;
 use crate::error::{AskError, Error};
 use crate::leases::{Epoch, LeaseKey};
@@ -20,7 +21,12 @@ pub(crate) enum Duty {
 impl Duty {
     /// Does it on the library's thread, which stays for it. Asks put after this wait until it is done.
     pub(crate) fn discharge(self, session: &Share<Session>) {
-        let (session, debt) = (session.clone(), session.debts.incur());
+        self.discharge_of(session, Owed::Else);
+    }
+
+    /// As [`Self::discharge`], where it is known what the broker is to have back.
+    pub(crate) fn discharge_of(self, session: &Share<Session>, owed: Owed) {
+        let (session, debt) = (session.clone(), session.debts.incur(owed));
         let handle = session.engine.handle().clone();
         handle.spawn(async move {
             self.perform(&session).await;

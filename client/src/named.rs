@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpulease_proto::v1;
 use tonic::Status;
 
-use crate::debts::Debt;
+use crate::debts::{Debt, Owed};
 use crate::duty::Duty;
 use crate::engine::Share;
 use crate::error::Error;
@@ -130,7 +130,7 @@ impl<P: Pending> Drop for Named<P> {
             Course::Put(_, pending) if session.is_forked() => std::mem::forget(pending),
             Course::CutOff(_) if session.is_forked() => {}
             Course::Put(epoch, pending) => {
-                let debt = session.debts.incur();
+                let debt = session.debts.incur(Owed::Else);
                 session.engine.handle().spawn(give_up(session.clone(), debt, (epoch, name), pending));
             }
             Course::CutOff(epoch) => Duty::Withdraw(epoch, name).discharge(session),

@@ -10,3 +10,4 @@ mod lab;
 mod leased;
 mod processes;
 mod turns;
+mod waiting;

@@ -1,16 +1,18 @@
 //! Keeps work from the device while the memory is away.
 //!
 //! While the job is resident it holds one guard of its lease for all its threads, and every call that makes the device
-//! touch memory passes here: it counts itself in, looks whether the gate is open, works, and counts itself out. Counting
-//! in and looking must not change their order, which a relaxed look alone would not give: who closes the gate then
-//! waits for those inside and knows that nobody comes after.
+//! touch memory passes here: it counts itself in, looks whether the gate is open, works, and counts itself out. What is
+//! counted and what is looked at must not change places, or who closes the gate and finds nobody inside would be followed
+//! in. For that the closer pays ([`barrier`]), so that whoever passes needs no more than two stores and a relaxed look.
 //!
 //! When the memory is wanted by others, [`Keeper`] closes the gate, waits until nobody is inside, and lets go of the
 //! guard; the client library drains the device, and swaps out. Who comes to the closed gate enters the lease again, which
 //! waits in line until every byte is back at its address.
 
+mod barrier;
+
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -43,11 +45,18 @@ struct Line {
 
 static COUNTS: [Line; LINES] =
     [const { Line { entered: AtomicU64::new(0), left: AtomicU64::new(0) } }; LINES];
-static CLOSED: AtomicBool = AtomicBool::new(false);
 static NEXT_LINE: AtomicUsize = AtomicUsize::new(0);
 
+/// The gate itself: zero is open, and nothing else to think of. Who finds something else takes the long way.
+static GATE: AtomicU8 = AtomicU8::new(FENCED);
+const CLOSED: u8 = 1;
+/// The closer can't see to the order of others' counting and looking, so that each has to. So it is until the kernel was
+/// asked.
+const FENCED: u8 = 2;
+
 thread_local! {
-    /// This thread's line, and how deep inside it is. Without destructors: a thread may call CUDA until its very end.
+    /// This thread's line, and how deep inside it is where it shares one. Without destructors: a thread may call CUDA until
+    /// its very end.
     static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
@@ -66,59 +75,86 @@ pub(crate) fn pass(work: impl FnOnce() -> Code) -> Code {
 /// Where the memory does not come back.
 #[inline]
 pub(crate) fn inside<T>(work: impl FnOnce() -> T) -> Result<T, Code> {
-    let depth = DEPTH.get();
+    let Some(line) = COUNTS[..OWN].get(MINE.get()) else { return inside_shared(work) };
+    let before = line.entered.load(Ordering::Relaxed);
     // Who is inside already must not wait for itself.
+    if line.left.load(Ordering::Relaxed) != before {
+        return Ok(work());
+    }
+    line.entered.store(before + 1, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    if GATE.load(Ordering::Relaxed) != 0 {
+        come_in(line)?;
+    }
+    let result = work();
+    line.go_out();
+    Ok(result)
+}
+
+/// The same on a line that other threads count on, too; and for a thread that has none yet.
+#[cold]
+#[inline(never)]
+fn inside_shared<T>(work: impl FnOnce() -> T) -> Result<T, Code> {
+    let mine = match MINE.get() {
+        usize::MAX => {
+            let turn = NEXT_LINE.fetch_add(1, Ordering::Relaxed);
+            MINE.set(if turn < OWN { turn } else { OWN + turn % (LINES - OWN) });
+            return inside(work);
+        }
+        mine => mine,
+    };
+    let (line, depth) = (&COUNTS[mine], DEPTH.get());
     if depth > 0 {
         return Ok(work());
     }
-    let (line, sharing) = line();
     line.entered.fetch_add(1, Ordering::SeqCst);
-    if CLOSED.load(Ordering::SeqCst) {
+    if GATE.load(Ordering::SeqCst) != 0 {
         come_in(line)?;
     }
     DEPTH.set(depth + 1);
     let result = work();
     DEPTH.set(depth);
-    match sharing {
-        Sharing::Own => line.left.store(line.left.load(Ordering::Relaxed) + 1, Ordering::Release),
-        Sharing::Shared => {
-            line.left.fetch_add(1, Ordering::Release);
-        }
-    }
+    line.left.fetch_add(1, Ordering::Release);
     Ok(result)
 }
 
-/// Whether other threads count on a line, too. On its own a thread need not keep them out when it counts itself out, which
-/// is half of what the gate costs.
-#[derive(Clone, Copy)]
-enum Sharing {
-    Own,
-    Shared,
-}
-
-fn line() -> (&'static Line, Sharing) {
-    let mut mine = MINE.get();
-    if mine == usize::MAX {
-        let turn = NEXT_LINE.fetch_add(1, Ordering::Relaxed);
-        mine = if turn < OWN { turn } else { OWN + turn % (LINES - OWN) };
-        MINE.set(mine);
+impl Line {
+    /// For the one thread that counts here.
+    fn go_out(&self) {
+        self.left.store(self.left.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
-    (&COUNTS[mine % LINES], if mine < OWN { Sharing::Own } else { Sharing::Shared })
 }
 
-/// At the closed gate: steps back, opens it, and comes in again.
+/// At the closed gate: steps back, opens it, and comes in again. Or the gate is open and the order is to be seen to.
 #[cold]
+#[inline(never)]
 fn come_in(line: &Line) -> Result<(), Code> {
     loop {
+        // Makes this thread's counting seen before its look is taken.
+        if line.entered.fetch_add(0, Ordering::SeqCst) > 0 && GATE.load(Ordering::SeqCst) & CLOSED == 0 {
+            return Ok(());
+        }
         // A forked child has nothing to wait for: the driver answers it.
         let Some(job) = job::if_joined() else { return Ok(()) };
         line.left.fetch_add(1, Ordering::SeqCst);
         job.keeper.open(&job.lease)?;
         line.entered.fetch_add(1, Ordering::SeqCst);
-        if !CLOSED.load(Ordering::SeqCst) {
-            return Ok(());
-        }
     }
+}
+
+/// Nobody comes in from now on; or it can't be closed, and is open as before.
+fn shut() -> bool {
+    let before = GATE.fetch_or(CLOSED, Ordering::SeqCst);
+    let ordered = before & FENCED != 0 || barrier::of_all_threads();
+    if !ordered {
+        unshut();
+        say("this job can't be suspended: the kernel orders its threads no more");
+    }
+    ordered
+}
+
+fn unshut() {
+    GATE.fetch_and(!CLOSED, Ordering::SeqCst);
 }
 
 /// How many calls there were; and whether one is under way.
@@ -183,6 +219,9 @@ impl Keeper {
     pub(crate) fn begin(&self, lease: &'static blocking::Lease) -> Result<(), Code> {
         let mut guard = self.lock();
         if let Guard::Unneeded = *guard {
+            if barrier::is_to_be_had() {
+                GATE.fetch_and(!FENCED, Ordering::SeqCst);
+            }
             *guard = Guard::Held { _guard: enter(lease)? };
             drop(guard);
             keep_watch(lease);
@@ -195,7 +234,7 @@ impl Keeper {
         let mut guard = self.lock();
         if let Guard::GivenUp = *guard {
             *guard = Guard::Held { _guard: enter(lease)? };
-            CLOSED.store(false, Ordering::SeqCst);
+            unshut();
         }
         Ok(())
     }
@@ -219,7 +258,12 @@ impl Keeper {
         if !matches!(*guard, Guard::Held { .. }) || cause.is_gone(lease) {
             return Closing::Over;
         }
-        CLOSED.store(true, Ordering::SeqCst);
+        if capture::is_under_way() {
+            return Closing::Later;
+        }
+        if !shut() {
+            return Closing::Over;
+        }
         let closing = loop {
             if capture::is_under_way() {
                 break Closing::Later;
@@ -235,7 +279,7 @@ impl Keeper {
             }
             thread::sleep(LOOK);
         };
-        CLOSED.store(false, Ordering::SeqCst);
+        unshut();
         closing
     }
 

@@ -20,8 +20,9 @@ use chunk::{Chunk, Part};
 
 /// The least that a segment can be.
 const LEAST_CHUNK: Bytes = mib(2);
-/// The first chunk is this fraction of the lease, and no more than this: one trip to the broker serves 10,000 small parts.
-const FIRST_OF_LIMIT: u64 = 1024;
+/// The first chunk is this fraction of the lease, and no more than this: one trip to the broker, a millisecond or two, serves
+/// 10,000 small parts.
+const FIRST_OF_LIMIT: u64 = 256;
 const LARGEST_FIRST: Bytes = mib(16);
 /// Large enough that a part costs next to nothing, small enough that an empty one is no loss to a small lease.
 const LARGEST_CHUNK: Bytes = mib(64);
@@ -39,8 +40,8 @@ pub(crate) struct Heap {
 
 #[derive(Default)]
 struct Inner {
-    /// What the program has, by address.
-    blocks: BTreeMap<u64, Block>,
+    /// What the program has that is a segment each, by address.
+    wholes: BTreeMap<u64, Box<Piece>>,
     devices: BTreeMap<DeviceId, Arena>,
     /// What was freed while a stream recorded, when nobody could wait for the device.
     limbo: Vec<Block>,
@@ -54,10 +55,10 @@ struct Arena {
     in_parts: Bytes,
 }
 
-/// One allocation.
+/// An allocation on its way back.
 enum Block {
     Whole(Box<Piece>),
-    Part { device: DeviceId, chunk: u64, part: Part, bytes: Bytes },
+    Part { device: DeviceId, chunk: u64, part: Part },
 }
 
 /// Where an allocation begins and how large it is.
@@ -98,7 +99,7 @@ impl Heap {
         match Piece::take(job, device, bytes) {
             Ok(piece) => {
                 let at = piece.at();
-                self.lock().blocks.insert(at, Block::Whole(Box::new(piece)));
+                self.lock().wholes.insert(at, Box::new(piece));
                 Ok(at)
             }
             // A chunk may have a hole of that size.
@@ -109,7 +110,7 @@ impl Heap {
     /// Gives memory back. Like the driver it waits for all work of the context before.
     pub(crate) fn free(&self, at: u64) -> Freed {
         let mut inner = self.lock();
-        let Some(block) = inner.blocks.remove(&at) else { return Freed::Unknown };
+        let Some(block) = inner.strike(at) else { return Freed::Unknown };
         if capture::is_under_way() {
             inner.limbo.push(block);
             self.limbo.store(inner.limbo.len(), Ordering::Relaxed);
@@ -123,17 +124,17 @@ impl Heap {
 
     /// As [`Self::free`], for memory that no work uses any more.
     pub(crate) fn free_unused(&self, at: u64) {
-        let block = self.lock().blocks.remove(&at);
+        let block = self.lock().strike(at);
         block.into_iter().for_each(|block| self.end(block));
     }
 
     /// Gives all memory of a device back.
     pub(crate) fn let_go(&self, device: DeviceId) {
         let mut inner = self.lock();
-        let (gone, kept) =
-            std::mem::take(&mut inner.blocks).into_iter().partition(|(_, block)| block.is_on(device));
-        let gone: BTreeMap<u64, Block> = gone;
-        inner.blocks = kept;
+        let wholes = std::mem::take(&mut inner.wholes);
+        let (gone, kept): (BTreeMap<_, _>, _) =
+            wholes.into_iter().partition(|(_, piece)| piece.device() == device);
+        inner.wholes = kept;
         inner.limbo.retain(|block| !block.is_on(device));
         let chunks = inner.devices.remove(&device);
         drop(inner);
@@ -157,9 +158,13 @@ impl Heap {
     /// The allocation that an address is in.
     pub(crate) fn range_of(&self, at: u64) -> Option<Range> {
         let inner = self.lock();
-        let (base, block) = inner.blocks.range(..=at).next_back()?;
-        let bytes = block.bytes().get();
-        (at - base < bytes).then_some(Range { base: *base, bytes: bytes as usize })
+        let part = inner.devices.values().find_map(|arena| arena.chunk_of(at)?.range_of(at));
+        let whole = || {
+            let (base, piece) = inner.wholes.range(..=at).next_back()?;
+            let bytes = piece.bytes().get();
+            (at - base < bytes).then_some(Range { base: *base, bytes: bytes as usize })
+        };
+        part.or_else(whole)
     }
 
     fn part(&self, device: DeviceId, bytes: Bytes) -> Option<u64> {
@@ -182,9 +187,7 @@ impl Heap {
     fn end(&self, block: Block) {
         let empty = match block {
             Block::Whole(_) => Vec::new(),
-            Block::Part { device, chunk, part, bytes } => {
-                self.lock().arena(device).take_back(chunk, part, bytes)
-            }
+            Block::Part { device, chunk, part } => self.lock().arena(device).take_back(chunk, part),
         };
         drop(empty);
     }
@@ -196,9 +199,13 @@ impl Heap {
 
 impl Inner {
     fn part(&mut self, device: DeviceId, bytes: Bytes) -> Option<u64> {
-        let (at, block) = self.arena(device).part(device, bytes)?;
-        self.blocks.insert(at, block);
-        Some(at)
+        self.arena(device).part(bytes)
+    }
+
+    /// The allocation that begins at this address is the program's no more.
+    fn strike(&mut self, at: u64) -> Option<Block> {
+        let part = self.devices.iter_mut().find_map(|(device, arena)| arena.strike(*device, at));
+        part.or_else(|| self.wholes.remove(&at).map(Block::Whole))
     }
 
     fn arena(&mut self, device: DeviceId) -> &mut Arena {
@@ -214,19 +221,26 @@ impl Arena {
         up(self.in_parts.get() / CHUNK_TO_PARTS).clamp(first, LARGEST_CHUNK)
     }
 
-    fn part(&mut self, device: DeviceId, bytes: Bytes) -> Option<(u64, Block)> {
+    fn part(&mut self, bytes: Bytes) -> Option<u64> {
         // The newest first: it has the most room.
-        let (chunk, part, at) = self.chunks.iter_mut().rev().find_map(|(base, chunk)| {
-            let (part, at) = chunk.part(bytes)?;
-            Some((*base, part, at))
-        })?;
+        let at = self.chunks.values_mut().rev().find_map(|chunk| chunk.part(bytes))?;
         self.in_parts = self.in_parts.saturating_add(bytes);
-        Some((at, Block::Part { device, chunk, part, bytes }))
+        Some(at)
+    }
+
+    /// The chunk that an address would be in.
+    fn chunk_of(&self, at: u64) -> Option<&Chunk> {
+        self.chunks.range(..=at).next_back().map(|(_, chunk)| chunk)
+    }
+
+    fn strike(&mut self, device: DeviceId, at: u64) -> Option<Block> {
+        let (chunk, there) = self.chunks.range_mut(..=at).next_back()?;
+        Some(Block::Part { device, chunk: *chunk, part: there.strike(at)? })
     }
 
     /// A part is free again. Returns the chunks that nobody needs: those that are empty, but for one while there are parts.
-    fn take_back(&mut self, base: u64, part: Part, bytes: Bytes) -> Vec<Chunk> {
-        self.in_parts = self.in_parts.saturating_sub(bytes);
+    fn take_back(&mut self, base: u64, part: Part) -> Vec<Chunk> {
+        self.in_parts = self.in_parts.saturating_sub(part.bytes());
         if let Some(chunk) = self.chunks.get_mut(&base) {
             chunk.take_back(part);
         }
@@ -242,13 +256,6 @@ impl Block {
         match self {
             Self::Whole(piece) => piece.device() == device,
             Self::Part { device: on, .. } => *on == device,
-        }
-    }
-
-    fn bytes(&self) -> Bytes {
-        match self {
-            Self::Whole(piece) => piece.bytes(),
-            Self::Part { bytes, .. } => *bytes,
         }
     }
 }

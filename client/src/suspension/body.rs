@@ -71,6 +71,10 @@ impl Body {
         self.id
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub(crate) fn bytes(&self) -> Bytes {
         self.site.bytes()
     }

@@ -254,3 +254,47 @@ async fn a_wait_with_an_end_has_one_although_the_broker_says_nothing() {
     assert!(matches!(error, AskError::Failed(Error::Silent { .. })), "{error}");
     broker.shared.until("it is withdrawn", |book| book.is_clear());
 }
+
+#[tokio::test]
+async fn an_ask_waits_for_what_was_freed_before_it_only_where_it_may_need_that() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).up_to(mib(16)).acquire().await.unwrap();
+    let freed = lease.allocate(mib(2)).await.unwrap();
+    let (open, gate) = tokio::sync::watch::channel(false);
+    broker.shared.change(|book| book.gate_of_frees = Some(gate));
+    drop(freed);
+    let fits = soon("what fits beside it", lease.allocation(mib(6)).no_wait().allocate()).await.unwrap();
+    let mut more = Box::pin(lease.allocation(mib(2)).no_wait().allocate());
+    for _ in 0..3 {
+        assert!(poll_once(more.as_mut()).is_pending());
+        // A round trip over the same connection.
+        client.admit(&lease, Pid::new(1)).await.unwrap();
+    }
+    assert_eq!(broker.shared.book().allocates.len(), 2, "one that may need the freed bytes waits");
+    open.send(true).unwrap();
+    soon("the answer after the free", more).await.unwrap();
+    drop(fits);
+}
+
+/// Other members may have what this process does not know of.
+#[tokio::test]
+async fn an_ask_that_went_ahead_of_a_free_and_was_refused_is_put_again_after_it() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).up_to(mib(16)).acquire().await.unwrap();
+    let freed = lease.allocate(mib(2)).await.unwrap();
+    let (open, gate) = tokio::sync::watch::channel(false);
+    broker.shared.change(|book| (book.gate_of_frees, book.refused_from) = (Some(gate), 4 << 20));
+    drop(freed);
+    let mut large = Box::pin(lease.allocation(mib(4)).no_wait().allocate());
+    crate::until("it is put", || {
+        assert!(poll_once(large.as_mut()).is_pending());
+        broker.shared.book().allocates.len() == 2
+    })
+    .await;
+    open.send(true).unwrap();
+    let error = soon("the second answer", large).await.unwrap_err();
+    assert_eq!(error.denied().map(|denied| denied.reason), Some(Reason::BeyondLease));
+    assert_eq!(broker.shared.book().allocates.len(), 3);
+}

@@ -89,6 +89,10 @@ pub struct Book {
     /// Acquires are not taken in until this is opened.
     pub gate: Option<watch::Receiver<bool>>,
     pub acquires_at_the_gate: u32,
+    /// Allocates of this size and more are refused.
+    pub refused_from: u64,
+    /// Where frees wait.
+    pub gate_of_frees: Option<watch::Receiver<bool>>,
     /// The ends of answered ask streams, which are put off by holding them.
     pub ends: Vec<UnboundedSender<Result<v1::AcquireUpdate, Status>>>,
     pub ends_are_put_off: bool,
@@ -271,6 +275,8 @@ impl Book {
             broken_asks: Vec::new(),
             gate: None,
             acquires_at_the_gate: 0,
+            refused_from: (16 << 20) + 1,
+            gate_of_frees: None,
             ends: Vec::new(),
             ends_are_put_off: false,
             movable: false,

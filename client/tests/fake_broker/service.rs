@@ -249,7 +249,7 @@ impl jobs_server::Jobs for Jobs {
             return Ok(Response::new(v1::AllocateReply { outcome }));
         }
         self.shared.change(|book| {
-            if request.bytes > 16 << 20 {
+            if request.bytes >= book.refused_from {
                 let outcome = Some(v1::allocate_reply::Outcome::Denied(Self::denied("beyond_lease")));
                 return Ok(Response::new(v1::AllocateReply { outcome }));
             }
@@ -271,6 +271,10 @@ impl jobs_server::Jobs for Jobs {
 
     async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
         let request = request.into_inner();
+        let gate = self.shared.book().gate_of_frees.clone();
+        if let Some(mut gate) = gate {
+            gate.wait_for(|open| *open).await.unwrap();
+        }
         self.shared.change(|book| {
             book.session(request.session)?;
             let segment = book.segments.remove(&request.segment_id);

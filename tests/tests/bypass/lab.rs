@@ -143,19 +143,37 @@ impl Lab {
 
     /// The same before its first call of the driver.
     pub(crate) fn started(&self, budget: &str, door: &str) -> Puppet {
+        self.started_with(&["-m", budget, "-n", "guest"], door)
+    }
+
+    /// The same with these options of `run`.
+    pub(crate) fn started_with(&self, options: &[&str], door: &str) -> Puppet {
         let (gpulease, socket) = (programs::gpulease(), self.daemon.socket());
         let text = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
-        let words =
-            [&text(&gpulease), "--socket", &text(&socket), "run", "-q", "-m", budget, "-n", "guest", "--"];
+        let (gpulease, socket) = (text(&gpulease), text(&socket));
+        let words = [&[&gpulease, "--socket", &socket, "run", "-q"], options, &["--"]].concat();
         Puppet::spawn("cuda-guest", self.card.gpu.environment(), &words, |command| command.arg(door))
     }
 
     /// Runs a program under `gpulease run` to its end, with these commands.
     pub(crate) fn run(&self, budget: &str, commands: &[&str]) -> Output {
+        self.run_with(&["-m", budget], commands)
+    }
+
+    /// The same with these options of `run`.
+    pub(crate) fn run_with(&self, options: &[&str], commands: &[&str]) -> Output {
+        self.run_behind(&[], options, commands)
+    }
+
+    /// The same, started by another program, whose words these are.
+    pub(crate) fn run_behind(&self, starter: &[&str], options: &[&str], commands: &[&str]) -> Output {
         let mut command = Command::new(programs::gpulease());
         command.arg("--socket").arg(self.daemon.socket()).envs(self.card.gpu.environment());
         command
-            .args(["run", "-m", budget, "--"])
+            .arg("run")
+            .args(options)
+            .arg("--")
+            .args(starter)
             .arg(programs::program("cuda-guest"))
             .arg("handle")
             .args(commands);

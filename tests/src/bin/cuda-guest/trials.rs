@@ -18,6 +18,7 @@ pub(crate) fn trial(driver: &Driver, name: &str) -> Result<String, Failed> {
         "names" => Ok(names(driver)),
         "broken-capture" => broken_capture(driver),
         "relaxed-capture" => relaxed_capture(driver),
+        "large-in-capture" => large_in_capture(driver),
         "pool" => pool(driver),
         "contexts" => contexts(driver),
         "shapes" => shapes(driver),
@@ -118,6 +119,16 @@ fn relaxed_capture(driver: &Driver) -> Result<String, Failed> {
 }
 
 /// What a pool keeps, in MiB.
+/// What `cuMemAlloc` of more than there is answers while a stream records.
+fn large_in_capture(driver: &Driver) -> Result<String, Failed> {
+    let (mut at, mut graph, stream) = (0_u64, null_mut(), stream(driver)?);
+    begin(driver, stream, 2)?;
+    let allocated = call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, 768 * MIB));
+    call!(driver, "cuStreamEndCapture" "" (*mut c_void, *mut *mut c_void)(stream, &raw mut graph))?;
+    call!(driver, "cuStreamDestroy" "_v2" (*mut c_void)(stream))?;
+    Ok(format!("alloc={}", code(allocated)))
+}
+
 fn pool(driver: &Driver) -> Result<String, Failed> {
     const THRESHOLD: c_uint = 4;
     let (mut pool, mut threshold) = (null_mut(), u64::MAX);
