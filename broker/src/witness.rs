@@ -17,6 +17,7 @@ pub use doctor::{Finding, Verdict, doctor};
 pub use watch::Witness;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use gpulease_words::{Bytes, DeviceId, Pid, ProcessId, Uid};
@@ -62,6 +63,14 @@ pub struct Stranger {
     pub command: String,
     /// Its use.
     pub bytes: Bytes,
+}
+
+impl fmt::Display for Stranger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, uid, command, bytes } = self;
+        let user = uid.map_or_else(|| "a user that nobody knows".to_owned(), |uid| format!("user {uid}"));
+        write!(f, "pid {pid} ({} of {user}) uses {bytes}", crate::text::shown(command))
+    }
 }
 
 /// A card to watch.

@@ -140,7 +140,7 @@ impl fmt::Display for Denial {
                 write!(f, "{asked} devices are asked for and this broker has {present}; ask for at most {present}")
             }
             Self::NoRoom { asked, room, device } => {
-                write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, or ask for less")
+                write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, ask for less, or see with `gpulease` who has the rest")
             }
             Self::TooMany { what, account, max } => {
                 write!(f, "{account} may have at most {max} {what} at one time; end one first")

@@ -1,14 +1,30 @@
 //! What goes into the event log: sentences for people, made while the effects are carried out.
 
 use gpulease_arbiter::{Denial, Effect, Event, LeaseView, Occurrence, RequestId};
-use gpulease_words::{Bytes, DurationText, LeaseId, Pid, ProcessId, Reason, SegmentId, SessionId};
+use gpulease_words::{Bytes, DeviceId, DurationText, LeaseId, Pid, ProcessId, Reason, SegmentId, SessionId};
 
 use super::Driver;
 use super::clock::unix_ms;
 use super::requests::{Asked, Pending};
 use crate::event_log::{Facts, Kind};
+use crate::witness::Stranger;
 
 impl Driver {
+    /// What outsiders have of a device, and who they are.
+    fn outside(&self, device: DeviceId, bytes: Option<Bytes>) -> String {
+        let amount = match bytes {
+            Some(Bytes::ZERO) => {
+                return format!("nothing of device {device} is taken by processes without a lease any more");
+            }
+            Some(bytes) => bytes.to_string(),
+            None => "an unknown amount".to_owned(),
+        };
+        let facts = self.facts.iter().find(|facts| facts.id == device);
+        let who = facts.map(|facts| facts.outsiders(Stranger::to_string)).unwrap_or_default();
+        let who = if who.is_empty() { String::new() } else { format!(": {who}") };
+        format!("{amount} of device {device} is taken by processes without a lease{who}")
+    }
+
     /// Before the event is handed in, so that what it ends can still be named.
     pub(super) fn note_event(&self, event: &Event) {
         match event {
@@ -33,9 +49,8 @@ impl Driver {
                 self.note(Kind::DeviceTrouble, format!("a device refused memory: {why}"), facts);
             }
             Event::OffBook { device, bytes } => {
-                let what = bytes.map_or("an unknown amount".to_owned(), |bytes| bytes.to_string());
                 let facts = Facts { device: Some(*device), bytes: *bytes, ..Facts::default() };
-                self.note(Kind::OffBook, format!("{what} of device {device} is taken by processes without a lease"), facts);
+                self.note(Kind::OffBook, self.outside(*device, *bytes), facts);
             }
             Event::DeviceLost { device } => {
                 let facts = Facts { device: Some(*device), reason: Some(Reason::DeviceLost), ..Facts::default() };

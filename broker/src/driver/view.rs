@@ -24,6 +24,9 @@ pub(crate) struct View {
     holders: BTreeMap<DeviceId, Vec<Holding>>,
 }
 
+/// The most outsiders that a sentence names.
+const OUTSIDERS_NAMED: usize = 3;
+
 /// What is known of a device beside its book.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceFacts {
@@ -52,6 +55,18 @@ impl DeviceFacts {
             strangers: None,
             trouble: None,
         }
+    }
+
+    /// The largest users of it that no lease covers, by this way to name one; empty where none is known.
+    pub(crate) fn outsiders(&self, name: impl Fn(&Stranger) -> String) -> String {
+        let mut strangers: Vec<_> = self.strangers.iter().flatten().collect();
+        strangers.sort_by_key(|stranger| std::cmp::Reverse(stranger.bytes));
+        let named: Vec<_> = strangers.iter().take(OUTSIDERS_NAMED).map(|stranger| name(stranger)).collect();
+        let more = match strangers.len() - named.len() {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        named.join(", ") + &more
     }
 
     /// What the device itself says is in use; host memory is all the broker's own, so its gauge says it.
@@ -88,6 +103,12 @@ impl View {
     pub(crate) fn lease(&self, lease: LeaseId) -> Option<&LeaseView> {
         let place = self.snapshot.leases.binary_search_by_key(&lease, |view| view.id).ok()?;
         Some(&self.snapshot.leases[place])
+    }
+
+    /// The devices of which outsiders have something, with how much that is; only the one that is named, if any is.
+    pub(crate) fn off_book(&self, device: Option<DeviceId>) -> impl Iterator<Item = (&DeviceFacts, Bytes)> {
+        let facts = self.devices.iter().filter(move |facts| device.is_none_or(|device| device == facts.id));
+        facts.filter_map(|facts| Some((facts, facts.off_book.filter(|bytes| !bytes.is_zero())?)))
     }
 
     /// The largest holders of a device; of all devices together where none is named.

@@ -78,7 +78,14 @@ pub(super) fn sentence(
     };
     let short_by = asked.short_by;
     match asked.reason {
-        Reason::NoRoom => format!("{short_by} are missing {place}{}", held_by(holders)),
+        Reason::NoRoom => {
+            let outside: Bytes = view.off_book(asked.device).map(|(_, bytes)| bytes).sum();
+            let outside = match outside {
+                Bytes::ZERO => String::new(),
+                outside => format!("; {outside} are taken outside any lease"),
+            };
+            format!("{short_by} are missing {place}{}{outside}", held_by(holders))
+        }
         Reason::AccountLimit => {
             let account =
                 asked.account.as_deref().map_or("its account".into(), |path| account_path(path, names));

@@ -7,6 +7,7 @@ use gpulease_words::{AskId, Bytes, DurationText, LeaseId, Pid, Reason};
 use super::waiting::{Standing, recalled, sentence};
 use crate::driver::View;
 use crate::users::Names;
+use crate::witness::Stranger;
 
 /// Why an ask waits; `None` where it does not.
 pub(super) fn ask(view: &View, now: Time, id: AskId, names: &Names) -> Option<v1::Why> {
@@ -29,6 +30,7 @@ pub(super) fn ask(view: &View, now: Time, id: AskId, names: &Names) -> Option<v1
     );
     let mut details = vec![sentence(view, position, asked, &waiting.holders, names)];
     details.extend(waiting.holders.iter().map(held));
+    details.extend(outside(view, asked, names));
     details.extend(recalled(view, asked, names));
     details.extend(next_step(asked, now));
     details.push(help(asked));
@@ -42,6 +44,26 @@ fn devices(count: u32) -> String {
 fn held(holder: &v1::Holder) -> String {
     let v1::Holder { lease_id, name, user, pid, bytes, .. } = holder;
     format!("L{lease_id} ({name}) of {user}, process {pid}, holds {} there", Bytes::new(*bytes))
+}
+
+/// What outsiders have where it lacks something, who they are, and what to do about it.
+fn outside(view: &View, asked: &AskView, names: &Names) -> Vec<String> {
+    if !matches!(asked.reason, Reason::NoRoom | Reason::Barrier | Reason::Draining | Reason::Recalled) {
+        return Vec::new();
+    }
+    let name = |stranger: &Stranger| {
+        let user = stranger.uid.map(|uid| names.known_or_number(uid)).unwrap_or_default();
+        let (pid, command, bytes) = (stranger.pid, crate::text::shown(&stranger.command), stranger.bytes);
+        format!("process {pid} of {user} ({command}) uses {bytes}")
+    };
+    let devices = view.off_book(asked.device).map(|(facts, bytes)| {
+        let who = match facts.outsiders(name) {
+            who if who.is_empty() => "by whom is not known; `gpulease doctor` may tell why".to_owned(),
+            who => format!("{who}; it would help to start that with `gpulease run`, or to end it"),
+        };
+        format!("{bytes} of device {} are taken outside any lease: {who}", facts.id)
+    });
+    devices.collect()
 }
 
 fn next_step(asked: &AskView, now: Time) -> Vec<String> {

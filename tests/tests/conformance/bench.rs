@@ -152,7 +152,7 @@ impl Subject {
         let before = self.made();
         let start = Instant::now();
         self.device.reclaim(segment);
-        assert!(start.elapsed() < Duration::from_secs(5), "taking back does not wait");
+        assert!(start.elapsed() < TEARDOWN, "taking back does not wait");
         assert_eq!(self.made(), before, "what is not proven free stays in the gauge");
     }
 

@@ -300,7 +300,9 @@ fn strangers(devices: &[v1::DeviceStatus], look: Look) -> String {
     if text.is_empty() {
         text
     } else {
-        format!("\n{}\n{text}", look.paint(Tone::Warning, "Outside any lease"))
+        let advice =
+            "start it with `gpulease run`, or end it; until then its memory is taken off what is leased\n";
+        format!("\n{}\n{text}{advice}", look.paint(Tone::Warning, "Outside any lease"))
     }
 }
 

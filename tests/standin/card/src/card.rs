@@ -234,16 +234,22 @@ impl Locked<'_> {
 
     /// Whether anybody still has what this file is of; it is removed if not.
     pub(crate) fn is_alive(&self, name: &str) -> io::Result<bool> {
+        Ok(self.alive(name)?.is_some())
+    }
+
+    /// The file, if anybody still has what it is of; it is removed if not.
+    pub(crate) fn alive(&self, name: &str) -> io::Result<Option<File>> {
         let path = self.card.directory.join(name);
-        let alive = match OpenOptions::new().read(true).write(true).open(&path) {
-            Ok(file) => is_alive(&file)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        if !alive {
-            fs::remove_file(path)?;
+        if is_alive(&file)? {
+            return Ok(Some(file));
         }
-        Ok(alive)
+        fs::remove_file(path)?;
+        Ok(None)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is used on the card, counted afresh.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::iter::repeat_n;
 
@@ -66,37 +66,27 @@ impl Locked<'_> {
     pub(crate) fn survey(&self, look: Look) -> io::Result<Survey> {
         let mut survey =
             Survey { settings: self.card.settings().clone(), processes: Vec::new(), memory: Vec::new() };
-        let alive = |name: &str| match look {
-            Look::Names => Ok(true),
-            Look::Truth => self.is_alive(name),
-        };
         for name in self.names()? {
             if let Some(piece) = memory_of_name(&name) {
-                if alive(&name)? {
-                    survey.memory.push(piece);
-                }
+                survey.memory.extend(self.look_at(&name, piece, look)?);
             } else if let Some(who) = Who::of_name(&name)
-                && alive(&name)?
+                && (look == Look::Names || self.is_alive(&name)?)
             {
                 let contents = Contents::read(&File::open(self.card.directory().join(&name))?)?;
                 survey.processes.push(Found { who, contents });
             }
         }
-        if look == Look::Truth {
-            self.look_for_descriptors(&mut survey.memory)?;
-        }
         Ok(survey)
     }
 
-    fn look_for_descriptors(&self, memory: &mut [Piece]) -> io::Result<()> {
-        for piece in memory {
-            let name = memory_name(piece.device, piece.id, piece.bytes);
-            let file = OpenOptions::new().read(true).write(true).open(self.card.directory().join(name))?;
-            if is_exported(&file)? {
-                piece.descriptor = Descriptor::Open;
-            }
+    /// The piece, if it still exists.
+    fn look_at(&self, name: &str, piece: Piece, look: Look) -> io::Result<Option<Piece>> {
+        if look == Look::Names {
+            return Ok(Some(piece));
         }
-        Ok(())
+        let Some(file) = self.alive(name)? else { return Ok(None) };
+        let descriptor = if is_exported(&file)? { Descriptor::Open } else { Descriptor::None };
+        Ok(Some(Piece { descriptor, ..piece }))
     }
 }
 

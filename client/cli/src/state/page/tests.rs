@@ -113,6 +113,7 @@ The line (1)
 
 Outside any lease
 pid 777 of N/A uses 3 GiB of device 0: python \\x1b[2Jtrain.py
+start it with `gpulease run`, or end it; until then its memory is taken off what is leased
 
 Advisory: the broker holds nothing back (hold = none), so programs that do not ask it can take leased memory.
 ";
