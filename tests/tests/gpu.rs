@@ -11,7 +11,7 @@ use gpulease_tests::ledger::{Ledger, memory};
 use gpulease_tests::member::{Facts, Member, Stage};
 use gpulease_tests::puppet::{Gpu, Puppet};
 use gpulease_tests::standin::Standin;
-use gpulease_words::{Bytes, gib, mib};
+use gpulease_words::{AskId, Bytes, gib, mib};
 
 /// A user that is on every system and has no rights.
 const NOBODY: u32 = 65_534;
@@ -220,6 +220,7 @@ fn a_strangers_plain_allocation_shows_with_its_user_within_a_second() {
         println!("who asks for {wish} hears: {why}");
         job.must(&format!("ask a {}B", wish.get()));
         job.must("standing-in-line a");
+        names_who_sits_there(&ledger, stranger.pid());
         stranger.must("free big");
         stranger.kill();
         job.must("granted a");
@@ -230,6 +231,19 @@ fn a_strangers_plain_allocation_shows_with_its_user_within_a_second() {
         ledger.wait_for_all_free();
         daemon.stop();
     }
+}
+
+/// Whoever asks why hears who has the room, and so does who reads the events.
+fn names_who_sits_there(ledger: &Ledger, pid: u32) {
+    let ask = ledger.wait("the ask in the line", |state| state.waiting.first().map(|ask| ask.id));
+    let why = ledger.observer().why_ask(AskId::new(ask)).expect("it waits");
+    let named = format!("process {pid} of ");
+    let said = why.details.iter().find(|detail| detail.contains(&named));
+    assert!(said.is_some_and(|said| said.contains("gpulease run")), "{why:#?}");
+    let request = v1::EventsRequest { from_start: true, no_follow: true, after: 0 };
+    let events = ledger.observer().events(request).expect("the daemon answers");
+    let mut told = events.map(|event| event.expect("the daemon answers")).filter(|e| e.kind == "off_book");
+    assert!(told.any(|event| event.message.contains(&format!("pid {pid} (cuda-puppet of user "))));
 }
 
 /// The hold as the state shows it.
