@@ -81,7 +81,9 @@ impl Denial {
     #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
-            Self::OverBudget { .. } | Self::AccountFull { .. } => Reason::OverBudget,
+            // A count of none is a budget that never allows it; every other bound gives way as things end.
+            Self::OverBudget { .. } | Self::TooMany { max: 0, .. } => Reason::OverBudget,
+            Self::AccountFull { .. } => Reason::AccountLimit,
             Self::AccountDue { .. } => Reason::BehindOthers,
             Self::TooLarge { .. } | Self::TooManyDevices { .. } => Reason::TooLarge,
             Self::BeyondLease { .. } => Reason::BeyondLease,
@@ -142,8 +144,12 @@ impl fmt::Display for Denial {
             Self::NoRoom { asked, room, device } => {
                 write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, ask for less, or see with `gpulease` who has the rest")
             }
+            Self::TooMany { what, account, max: 0 } => {
+                write!(f, "{account} may have no {what}; ask the operator to raise the bound")
+            }
             Self::TooMany { what, account, max } => {
-                write!(f, "{account} may have at most {max} {what} at one time; end one first")
+                let (what, one) = if *max == 1 { (what.trim_end_matches('s'), "it") } else { (*what, "one") };
+                write!(f, "{account} may have at most {max} {what} at one time; end {one} first")
             }
             Self::NoSuchLease => f.write_str("there is no such lease, or it is not yours; `gpulease` lists the leases"),
             Self::NoSuchSegment => f.write_str("the lease has no such segment; it may have been given back already"),

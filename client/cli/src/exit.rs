@@ -16,7 +16,7 @@ pub(crate) enum Exit {
     Usage,
     /// No broker answers.
     NoBroker,
-    /// There is no room now: with `--no-wait`, or the wait ran out.
+    /// There is no room now: with `--no-wait`, or the wait ran out, or a count is at its bound until something ends.
     NoRoom,
     /// It is not allowed: over the budget, not yours, or more than there will ever be.
     NotAllowed,
@@ -40,7 +40,7 @@ pub(crate) const TABLE: &[(Exit, &str)] = &[
     (Exit::Failed, "something failed: doctor found a fault, demo a broken promise"),
     (Exit::Usage, "the command line makes no sense"),
     (Exit::NoBroker, "no broker answers"),
-    (Exit::NoRoom, "no room: with --no-wait, or the wait ran out"),
+    (Exit::NoRoom, "no room now: with --no-wait, after the wait ran out, or too many leases"),
     (Exit::NotAllowed, "not allowed: over the budget, not yours, more than there is"),
     (Exit::BadConfiguration, "bad configuration"),
     (Exit::TimeLimit, "the time limit of -t ran out"),
@@ -89,11 +89,11 @@ impl From<Reason> for Exit {
             | Reason::ArenaFull
             | Reason::PinnedFull
             | Reason::Suspended
+            | Reason::TooMany
             | Reason::WaitOver => Self::NoRoom,
             Reason::OverBudget
             | Reason::TooLarge
             | Reason::BeyondLease
-            | Reason::TooMany
             | Reason::NoSuchLease
             | Reason::NoSuchSegment
             | Reason::NotAllowed => Self::NotAllowed,
@@ -187,6 +187,7 @@ mod tests {
                     | Reason::ArenaFull
                     | Reason::PinnedFull
                     | Reason::Suspended
+                    | Reason::TooMany
             );
             assert_eq!(Exit::from(*reason) == Exit::NoRoom, heals, "{reason}");
         }

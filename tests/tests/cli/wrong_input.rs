@@ -152,6 +152,32 @@ fn more_than_the_budget_is_77_with_the_limit_and_whose_it_is() {
     daemon.stop();
 }
 
+/// A script tries again on 75 and gives up on 77, so an account that is full for now must not answer as one that is too small.
+#[test]
+fn an_account_that_is_full_now_is_75_and_one_that_never_allows_it_is_77() {
+    let mut broker = Command::new(programs::gpuleased());
+    broker.args(["--device", "host:64MiB"]);
+    let budgets = "[job.small]\nlimit = \"8MiB\"\n[job.few]\nleases_max = 1\n[job.none]\nleases_max = 0\n";
+    let daemon = Daemon::start_configured(broker, budgets);
+    let mut held = Running::start(&daemon, ["hold", "-m", "6MiB", "-n", "small"]);
+    held.hear("gives it back");
+    let refused = line(&daemon, "--json run -m 4MiB -n small --no-wait -- true");
+    let document: Value = serde_json::from_slice(&refused.stderr).expect("one document");
+    assert_eq!(
+        (&document["error"]["exit_code"], &document["error"]["reason"]),
+        (&75.into(), &"account_limit".into())
+    );
+    expect(&line(&daemon, "run -m 4MiB -n small --no-wait -- true"), 75, &["6 MiB of its limit of 8 MiB"]);
+    expect(&line(&daemon, "run -m 10MiB -n small --no-wait -- true"), 77, &["over the limit of 8 MiB"]);
+    let mut one = Running::start(&daemon, ["hold", "-m", "2MiB", "-n", "few"]);
+    one.hear("gives it back");
+    expect(&line(&daemon, "run -m 2MiB -n few -- true"), 75, &["at most 1 lease at one time; end it first"]);
+    expect(&line(&daemon, "run -m 2MiB -n none -- true"), 77, &["may have no leases", "operator"]);
+    drop((held, one));
+    until_empty(&daemon);
+    daemon.stop();
+}
+
 #[test]
 fn the_broker_s_socket_may_be_named_by_the_environment_and_an_empty_name_is_none() {
     let daemon = Daemon::on_host("64MiB");

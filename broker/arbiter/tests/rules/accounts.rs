@@ -69,7 +69,9 @@ fn a_full_account_waits_and_says_by_how_much() {
     let first = desk.lease(client, want(400));
     let denial = desk.refused(client, want(114).patient(NOW));
     let account = "user.1".to_owned();
-    assert_eq!(denial, Denial::AccountFull { account, limit: mib(512), charged: mib(400), asked: mib(114) });
+    let full = Denial::AccountFull { account, limit: mib(512), charged: mib(400), asked: mib(114) };
+    assert_eq!(denial, full);
+    assert_eq!(denial.reason(), Reason::AccountLimit, "its own leases end some day");
     let waits = desk.queue(client, want(114));
     assert_eq!(desk.why(waits), (Reason::AccountLimit, 2));
     assert_eq!(desk.waiting(waits).account.as_deref(), Some("user.1"));

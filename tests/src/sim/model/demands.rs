@@ -49,6 +49,7 @@ impl Model {
                 Reason::ArenaFull,
                 Reason::NoRoom,
                 Reason::OverBudget,
+                Reason::AccountLimit,
                 Reason::BehindOthers,
                 Reason::TooLarge,
                 Reason::DeviceLost,
@@ -116,7 +117,7 @@ impl Model {
             true => Verdict::Yes,
             false => Verdict::No(vec![
                 Reason::NoRoom,
-                Reason::OverBudget,
+                Reason::AccountLimit,
                 Reason::BehindOthers,
                 Reason::DeviceLost,
             ]),

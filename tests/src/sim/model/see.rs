@@ -108,8 +108,8 @@ impl Model {
         let inside = matches!(ask.aim, Aim::Growth { guard: gpulease_arbiter::Guard::Inside, .. });
         let would_not_wait = ask.patience == Patience::None;
         let allowed = match denial.reason() {
-            Reason::NoRoom | Reason::OverBudget | Reason::TooMany if would_not_wait => true,
-            Reason::NoRoom | Reason::OverBudget | Reason::Draining | Reason::BehindOthers => would_not_wait,
+            Reason::NoRoom | Reason::AccountLimit | Reason::TooMany if would_not_wait => true,
+            Reason::NoRoom | Reason::AccountLimit | Reason::Draining | Reason::BehindOthers => would_not_wait,
             Reason::PinnedFull | Reason::ArenaFull | Reason::Recalled | Reason::Barrier => would_not_wait,
             Reason::WouldDeadlock => inside,
             Reason::TooMany => self.line_is_full(ask.peer.uid),
