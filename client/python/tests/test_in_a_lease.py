@@ -198,7 +198,9 @@ class Pool(unittest.TestCase):
         ours = gpulease.lease()
         self.assertEqual((said.wanted, said.budget, said.left), (64 * MIB, ours.limit, ours.limit - 4 * MIB))
         self.assertIn("beyond_lease", str(said))
-        self.assertIn("gpulease run -m", str(said))
+        self.assertIn("Not enough: 64 MiB of the card are leased in all, and this takes 68 MiB", str(said))
+        error = RuntimeError("CUDA out of memory. Tried to allocate 40.00 MiB.")
+        self.assertIn("gpulease run -m 44MiB -- python", str(gpulease.explain_out_of_memory(error)))
 
     def test_field_47_a_forked_child_has_no_part_in_it(self):
         # pytorch#40403: CUDA was used after a fork.

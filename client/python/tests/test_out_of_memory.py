@@ -138,7 +138,7 @@ class Explained(unittest.TestCase):
         text = str(said)
         self.assertIn("Out of GPU memory: 512 MiB wanted, and 256 MiB of the 1 GiB of the device are left.", text)
         self.assertIn("GPULEASE_LEASE is not set", text)
-        self.assertIn("A lease: how much is not known here. gpulease run -m SIZE", text)
+        self.assertIn("A lease. gpulease run -m SIZE", text)
 
     @without_a_lease
     def test_half_precision_is_not_advised_twice(self):

@@ -33,10 +33,9 @@ class Option:
 
     def __str__(self) -> str:
         if self.saves is None:
-            amount = "how much is not known here"
-        else:
-            amount = ("up to " if self.at_most else "") + text(self.saves)
-        return f"{self.what}: {amount}. {self.how}"
+            return f"{self.what}. {self.how}"
+        at_most = "up to " if self.at_most else ""
+        return f"{self.what}: {at_most}{text(self.saves)}. {self.how}"
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,10 @@ class _Known:
                 "A lease", "gpulease run -m SIZE -- python ... sets memory aside that nobody else can take.", None
             )
         free = min((device.free for device in ours.devices), default=0)
-        need = ours.limit + max(0, (self.wanted or 0) - (self.left or 0))
-        size = sizes.argument(max(need, ours.limit + sizes.GRANULARITY))
-        how = f"gpulease run -m {size} -- python ...; {text(free)} of the card are neither leased nor promised now."
+        capacity = min((device.capacity for device in ours.devices), default=0)
+        need = max(ours.limit + max(0, (self.wanted or 0) - (self.left or 0)), ours.limit + sizes.GRANULARITY)
+        if need > capacity:
+            how = f"Not enough: {text(capacity)} of the card are leased in all, and this takes {text(need)}."
+            return Option("A larger lease", how, max(0, capacity - ours.limit), at_most=True)
+        how = f"gpulease run -m {sizes.argument(need)} -- python ...; {text(free)} of the card are neither leased nor promised now."
         return Option("A larger lease", how, free, at_most=True)
