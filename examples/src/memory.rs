@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use gpulease_client::blocking::{Lease, Segment};
-use gpulease_client::{AskError, Bytes, DeviceKind, Pressure};
+use gpulease_client::{AskError, Bytes, DeviceKind, Pressure, Reason};
 use gpulease_cuda::DeviceMemory;
 
 use crate::backend::Arena;
@@ -78,7 +78,8 @@ impl Memory {
     }
 
     /// Takes one more segment. Within the reserve the broker never refuses; above it, it refuses at once where
-    /// there is no room, since a job with memory in hand has better things to do than wait.
+    /// there is no room, since a job with memory in hand has better things to do than wait. A lease that is swapped
+    /// out comes back first.
     ///
     /// # Errors
     /// What fails; a refusal is no failure.
@@ -170,13 +171,18 @@ impl Leased {
     }
 
     fn grow(&mut self, bytes: Bytes) -> Result<Growth> {
-        match self.lease.allocation(bytes).no_wait().allocate() {
-            Ok(segment) => {
-                self.segments.push(segment);
-                Ok(Growth::Granted)
+        loop {
+            match self.lease.allocation(bytes).no_wait().allocate() {
+                Ok(segment) => {
+                    self.segments.push(segment);
+                    return Ok(Growth::Granted);
+                }
+                Err(AskError::Denied(denied)) if denied.reason == Reason::Suspended => {
+                    self.lease.come_home()?
+                }
+                Err(AskError::Denied(denied)) => return Ok(Growth::Refused(denied)),
+                Err(AskError::Failed(error)) => return Err(error.into()),
             }
-            Err(AskError::Denied(denied)) => Ok(Growth::Refused(denied)),
-            Err(AskError::Failed(error)) => Err(error.into()),
         }
     }
 

@@ -198,7 +198,9 @@ impl Denial {
             ));
         }
         if let Self::Suspended = self {
-            return Some(f.write_str("the lease is suspended, or on its way out or back; enter it first, which waits for its memory"));
+            return Some(
+                f.write_str("the lease is suspended, or on its way out or back; wait for its memory first"),
+            );
         }
         if let Self::ArenaFull { capacity, free, asked } = self {
             return Some(write!(

@@ -89,13 +89,16 @@ pub(crate) async fn demo(common: &Common, arguments: &DemoArguments, mut signals
     ];
     let keep = if arguments.keep { Keep::Folder } else { Keep::Nothing };
     let mut story = Story::new(narrator);
-    let mut folders = Vec::new();
+    let (mut folders, mut ends) = (Vec::new(), Vec::new());
     for half in halves {
         let stage = Stage::open(&half.set, &half.configuration, signals.before()).await?;
         let played = play(&stage, &half, cast, &mut signals, story).await;
         let closed = stage.close(keep).await;
         story = played?;
-        folders.extend(closed.map_err(|why| Failure::new(Exit::Failed, why))?);
+        match closed {
+            Ok(folder) => folders.extend(folder),
+            Err(why) => ends.push(why),
+        }
     }
     let report = story.report();
     if common.json {
@@ -106,7 +109,10 @@ pub(crate) async fn demo(common: &Common, arguments: &DemoArguments, mut signals
     for folder in folders {
         output::say(&format!("a broker's log, configuration and sockets are in {}", folder.display()));
     }
-    verdict(&report)
+    match ends.first() {
+        None => verdict(&report),
+        Some(why) => Err(Failure::new(Exit::Failed, why.clone())),
+    }
 }
 
 /// What is played on a broker of its own.

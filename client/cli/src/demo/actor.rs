@@ -15,7 +15,7 @@ use super::{Command as Order, tether};
 use crate::signals::Mask;
 
 /// Longer than the demo lasts, so that no ask outlives it.
-const PATIENCE: &str = "2m";
+const PATIENCE: &str = "1h";
 
 /// Something that a job told.
 #[derive(Debug)]

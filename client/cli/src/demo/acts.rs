@@ -14,7 +14,7 @@ use super::gauge::Use;
 use super::record::{End, Record};
 
 /// To what share of its first a loss falls before the next act, and before the end.
-const HALF: f64 = 0.5;
+pub(super) const HALF: f64 = 0.5;
 const QUARTER: f64 = 0.25;
 
 /// What a card's driver may keep for itself once processes had memory of it.

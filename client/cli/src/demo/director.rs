@@ -17,9 +17,12 @@ use super::stage::Stage;
 use crate::exit::{Exit, Failure};
 use crate::signals::{Signals, name};
 
-/// How long one thing may take to happen. Two free cores fill all of the jobs' memory in five seconds; a busy host
-/// must not make the demo fail.
-pub(super) const ACT_WAIT: Duration = Duration::from_secs(60);
+/// How long nothing at all may happen while something is waited for. A busy host makes the demo slow, and must not
+/// make it fail.
+pub(super) const ACT_WAIT: Duration = Duration::from_secs(120);
+
+/// How long one thing may take to happen while others go on.
+const ACT_MOST: Duration = Duration::from_secs(300);
 
 /// Why an act does not go on.
 pub(super) enum Stop {
@@ -151,16 +154,16 @@ impl<'a> Director<'a> {
         }
     }
 
-    /// Takes what the jobs tell until something is so.
+    /// Takes what the jobs tell until something is so; as long as they tell something it may still come to that.
     pub(super) async fn until(&mut self, what: &str, so: impl Fn(&[Record]) -> bool) -> Act {
-        let deadline = tokio::time::sleep(ACT_WAIT);
-        tokio::pin!(deadline);
+        let begin = tokio::time::Instant::now();
         while !so(&self.records) {
+            let patience = ACT_WAIT.min(ACT_MOST.saturating_sub(begin.elapsed()));
             tokio::select! {
                 Some(told) = self.told.recv() => self.take(told)?,
                 caught = self.signals.next() => if caught.ends_a_wait() { return Err(given_up(caught.number)) },
-                () = &mut deadline => {
-                    return Err(Stop::Missed(format!("after {} s it is not so that {what}", ACT_WAIT.as_secs())));
+                () = tokio::time::sleep(patience) => {
+                    return Err(Stop::Missed(format!("after {} s it is not so that {what}", begin.elapsed().as_secs())));
                 }
             }
         }

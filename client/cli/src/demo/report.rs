@@ -75,7 +75,13 @@ impl Device {
         }
         let most = self.highest_used_bytes.unwrap_or(0).max(self.book_peak_bytes);
         let untouched = self.highest_used_bytes.is_some_and(|bytes| bytes < self.book_peak_bytes / 2);
-        if most <= self.capacity_bytes && !untouched { Ok(words) } else { Err(words) }
+        if most > self.capacity_bytes {
+            Err(words)
+        } else if untouched {
+            Err(format!("{words}: the jobs touched less than half of what they held"))
+        } else {
+            Ok(words)
+        }
     }
 }
 

@@ -22,7 +22,7 @@ const START_WAIT: Duration = Duration::from_secs(20);
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
 /// How long it may take to stop.
-const STOP_WAIT: Duration = Duration::from_secs(5);
+const STOP_WAIT: Duration = Duration::from_secs(20);
 
 /// The lines of its log that are shown where it fails.
 const LOG_LINES_SHOWN: usize = 12;

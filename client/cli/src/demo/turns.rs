@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use gpulease_proto::v1;
 use gpulease_words::{Bytes, gib};
 
 use super::Command;
-use super::acts::LOOK_EVERY;
+use super::acts::{HALF, LOOK_EVERY};
 use super::cast::{LEAST_PART, Part};
 use super::director::{ACT_WAIT, Director, Stop};
 use super::promise::Promise;
@@ -63,8 +62,8 @@ impl Turns {
             contexts => format!("pinned_max = \"{contexts}B\"\n"),
         };
         format!(
-            "# Copies of all jobs fit; turns are short, so that there are some to see.\narena = \"{}B\"\n{pinned}\
-             [graces]\nmax_wait = \"300ms\"\nmin_residency = \"300ms\"\nidle_after = \"5s\"\ndrain = \"10s\"\n",
+            "# Copies of all jobs fit; turns are short, so that there are some to see, and long\n# enough to learn in beside much other work.\narena = \"{}B\"\n{pinned}\
+             [graces]\nmax_wait = \"500ms\"\nmin_residency = \"2s\"\nidle_after = \"5s\"\ndrain = \"10s\"\n",
             self.part.get() * jobs
         )
     }
@@ -86,7 +85,7 @@ impl Director<'_> {
         Ok(())
     }
 
-    /// Starts them, lets each make room once, and lets all finish.
+    /// Starts them, lets each make room once and learn, and lets all finish.
     async fn take_turns(&mut self, turns: &Turns) -> Result<String, Stop> {
         let part = Part { reserve: turns.part, limit: turns.part };
         let whole = turns.set.capacity;
@@ -95,6 +94,8 @@ impl Director<'_> {
             self.start(name, part, 0)?;
         }
         let times = self.until_each_made_room().await?;
+        let learned = |records: &[Record]| records.iter().all(|r| r.has_fallen_to(HALF));
+        self.until("each has learned in its turns", learned).await?;
         for name in JOBS {
             if let Some(actor) = self.actors.get_mut(name) {
                 actor.order(Command::Finish).await;
@@ -109,20 +110,27 @@ impl Director<'_> {
         let wanted = Bytes::new(turns.part.get() * JOBS.len() as u64);
         let times: Vec<String> = JOBS.iter().zip(times).map(|(name, n)| format!("{name} {n}")).collect();
         Ok(format!(
-            "they wanted {wanted} of {whole}, and made room for each other ({} times) before they ended",
+            "they wanted {wanted} of {whole}, made room for each other ({} times) and learned before they ended",
             times.join(", ")
         ))
     }
 
     /// Waits until each has been swapped out at least once; says how often that was.
     async fn until_each_made_room(&mut self) -> Result<[u32; 3], Stop> {
-        let (until, mut seen) = (Instant::now() + ACT_WAIT, [0; 3]);
+        let (mut until, mut seen) = (Instant::now() + ACT_WAIT, [0; 3]);
         while seen.contains(&0) {
+            let steps = self.steps();
             self.attend(LOOK_EVERY).await?;
+            if self.steps() > steps {
+                until = Instant::now() + ACT_WAIT;
+            }
             let state = self.stage.observer().status().await?;
             for (name, seen) in JOBS.into_iter().zip(&mut seen) {
-                let now = suspensions(&state, name).unwrap_or(*seen);
+                let lease = state.leases.iter().find(|lease| lease.name == name);
+                let now = lease.map_or(*seen, |lease| lease.suspensions);
+                self.holds(name, lease.map_or(0, |lease| lease.held_bytes));
                 if now > *seen {
+                    until = Instant::now() + ACT_WAIT;
                     *seen = now;
                     self.narrator
                         .tell(name, "has made room: its memory is in host memory until its next turn")?;
@@ -133,17 +141,25 @@ impl Director<'_> {
             }
             if Instant::now() > until {
                 return Err(Stop::Missed(format!(
-                    "after {} s not each had made room: {seen:?}",
+                    "for {} s nobody took a step or made room, and not each had made room: {seen:?}",
                     ACT_WAIT.as_secs()
                 )));
             }
         }
         Ok(seen)
     }
-}
 
-fn suspensions(state: &v1::StatusReply, name: &str) -> Option<u32> {
-    state.leases.iter().find(|lease| lease.name == name).map(|lease| lease.suspensions)
+    /// Of all jobs together.
+    fn steps(&self) -> u64 {
+        self.records.iter().map(|record| record.steps).sum()
+    }
+
+    /// A job that is swapped out while it fills its memory has told nothing of it yet.
+    fn holds(&mut self, name: &str, bytes: u64) {
+        if let Some(record) = self.records.iter_mut().find(|record| record.name == name) {
+            record.held_at_most_bytes = record.held_at_most_bytes.max(bytes);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::*;
 /// A job of two processes; `one` has the lease.
 fn pair(scene: &Scene, name: &str, bytes: &str) -> [Member; 2] {
     let (one, two) = (scene.job(), scene.job());
-    let facts = one.facts(&format!("acquire {name} {bytes} wait=30s"));
+    let facts = one.facts(&scene.sized(&format!("acquire {name} {bytes} wait=30s")));
     two.must(&format!("join {name} {} {}", facts.text("lease"), facts.text("token")));
     [one, two]
 }
