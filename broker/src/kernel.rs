@@ -89,6 +89,21 @@ pub(crate) fn start_time(pid: Pid) -> Result<Option<u64>, Errno> {
     Ok(start.and_then(|ticks| ticks.parse().ok()))
 }
 
+/// So many processes above another are looked at; launchers start launchers, and the top is not far.
+const ANCESTORS: usize = 16;
+
+/// Who started it, the nearest first, as far as the kernel says now.
+pub(crate) fn ancestors(pid: Pid) -> Vec<Pid> {
+    std::iter::successors(parent(pid), |above| parent(*above)).take(ANCESTORS).collect()
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field after the command; the first process of all has none.
+    let parent = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    (parent != 0).then(|| Pid::new(parent))
+}
+
 /// The user it runs as.
 pub(crate) fn owner(pid: Pid) -> Option<Uid> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -145,6 +160,9 @@ mod tests {
         assert!(!is_dead(&pidfd(own).expect("it lives")).expect("polled"));
         assert_eq!(owner(own).map(Uid::get), Some(rustix::process::geteuid().as_raw()));
         assert!(is_in_own_namespace(own));
+        let above = ancestors(own);
+        assert_eq!(above.first().copied(), Some(Pid::new(std::os::unix::process::parent_id())));
+        assert_eq!(above.last(), Some(&Pid::new(1)), "nobody started the first");
         assert_eq!(pid_seen_from(own, own), Some(own));
         assert!(matches!(pidfd(Pid::new(0)), Err(Unmet::Gone)));
         assert!(matches!(pidfd(Pid::new(u32::MAX)), Err(Unmet::Gone)));

@@ -208,8 +208,8 @@ impl Arbiter {
             Event::Withdraw { request, session, ask_name } => {
                 self.answer(request, |a| a.withdraw(request, session, ask_name));
             }
-            Event::Join { request, session, lease } => {
-                self.answer(request, |a| a.join(request, session, lease))
+            Event::Join { request, session, lease, ancestors } => {
+                self.answer(request, |a| a.join(request, session, lease, &ancestors));
             }
             Event::Admit { request, session, lease, peer, place } => {
                 self.answer(request, |a| a.admit(request, session, lease, peer, place));

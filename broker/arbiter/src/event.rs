@@ -144,8 +144,9 @@ pub enum Event {
     Unattended { session: SessionId, ask_name: u64 },
     /// The client gives an ask up, or the lease that it became (grpc). Answered by `Done` or `Denied`.
     Withdraw { request: RequestId, session: SessionId, ask_name: u64 },
-    /// The session's process joins a lease whose token it showed (grpc, after checking the token). Answered by `Joined` or `Denied`.
-    Join { request: RequestId, session: SessionId, lease: LeaseId },
+    /// The session's process joins a lease whose token it showed (grpc, after checking the token); who started it, the
+    /// nearest first. Answered by `Joined` or `Denied`.
+    Join { request: RequestId, session: SessionId, lease: LeaseId, ancestors: Vec<ProcessId> },
     /// A member's session admits another process (grpc). Answered by `Done` or `Denied`.
     Admit { request: RequestId, session: SessionId, lease: LeaseId, peer: Peer, place: Place },
     /// The owner's session changes a lease (grpc). Answered by `Resized` or `Denied`.

@@ -15,14 +15,34 @@ impl Arbiter {
         request: RequestId,
         session: SessionId,
         lease: LeaseId,
+        ancestors: &[ProcessId],
     ) -> Result<(), Denial> {
         let process = self.session(session)?.process;
         let uid = self.process(process).peer.uid;
         self.leases.get(&lease).filter(|l| l.admits(uid)).ok_or(Denial::NoSuchLease)?;
-        self.may_join(process, lease, &[])?;
+        let (starter, given) = self.left_by_a_starter(process, lease, ancestors);
+        self.may_join(process, lease, &given)?;
+        self.hand_contexts_over(starter, process, &given);
         self.enlist(process, lease);
+        // A member that gave its context to a process which it started, and wants one now.
+        self.charge_contexts(process, lease);
         self.emit(Effect::Joined { request, lease });
         Ok(())
+    }
+
+    /// A shell or a launcher is a member, and room for a context is set aside for it, though it never has one: it has not
+    /// spoken with the broker. The first process that it starts and that joins gets that room. From whom, and where.
+    fn left_by_a_starter(
+        &self,
+        joining: ProcessId,
+        lease: LeaseId,
+        ancestors: &[ProcessId],
+    ) -> (ProcessId, Vec<DeviceId>) {
+        let silent =
+            |id: &ProcessId| self.processes.get(id).is_some_and(|process| process.sessions.is_empty());
+        let left =
+            ancestors.iter().filter(|id| silent(id)).map(|id| (*id, self.transferable(*id, joining, lease)));
+        left.into_iter().find(|(_, devices)| !devices.is_empty()).unwrap_or((joining, Vec::new()))
     }
 
     pub(crate) fn admit(
@@ -47,7 +67,9 @@ impl Arbiter {
             Place::Own => Vec::new(),
             Place::Callers => self.transferable(process, admitted, lease),
         };
-        let verdict = self.may_join(admitted, lease, &given);
+        let member = self.leases[&lease].members.contains(&admitted);
+        let verdict =
+            if member { self.leases[&lease].lasting() } else { self.may_join(admitted, lease, &given) };
         if verdict.is_ok() {
             self.hand_contexts_over(process, admitted, &given);
             self.enlist(admitted, lease);
@@ -84,10 +106,8 @@ impl Arbiter {
     fn may_join(&self, process: ProcessId, id: LeaseId, given: &[DeviceId]) -> Result<(), Denial> {
         let lease = &self.leases[&id];
         lease.lasting()?;
-        if lease.members.contains(&process) {
-            return Ok(());
-        }
-        if lease.members.len() >= self.policy.members_per_lease as usize {
+        let member = lease.members.contains(&process);
+        if !member && lease.members.len() >= self.policy.members_per_lease as usize {
             return Err(too_many("members", id.to_string(), self.policy.members_per_lease));
         }
         let mut sum = Bytes::ZERO;
@@ -124,6 +144,14 @@ impl Arbiter {
         if self.leases[&lease].members.contains(&process) {
             return;
         }
+        self.charge_contexts(process, lease);
+        self.lease_mut(lease).members.insert(process);
+        self.process_mut(process).leases.insert(lease);
+        self.reshape_asks(process);
+    }
+
+    /// The lease is charged for the contexts that the process does not have yet.
+    fn charge_contexts(&mut self, process: ProcessId, lease: LeaseId) {
         for device in self.new_contexts(process, lease) {
             let bytes = self.ledger.book(device).overhead_estimate;
             self.charge(lease, device, Bucket::Overhead, bytes);
@@ -134,8 +162,6 @@ impl Arbiter {
                 self.overhead(process, device, measured);
             }
         }
-        self.lease_mut(lease).members.insert(process);
-        self.process_mut(process).leases.insert(lease);
         self.reshape_asks(process);
     }
 

@@ -1,7 +1,7 @@
 //! What sessions ask, as events.
 
 use gpulease_arbiter::{Authority, Denial, Event, Peer, RequestId};
-use gpulease_words::{LeaseId, SegmentId, SessionId};
+use gpulease_words::{LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::command::{Act, AskUpdate, Departure, Guest, Left, Opened, Reply, Segment, SegmentWish, Shown};
 use super::requests::{AskKey, Asked, Pending};
@@ -73,12 +73,13 @@ impl Driver {
                 self.step(Event::Acquire { request, session, ask_name, terms });
             }
             Act::Withdraw { ask_name, reply } => self.withdraw(request, session, ask_name, reply),
-            Act::Join { lease, token, reply } => {
+            Act::Join { lease, token, ancestors, reply } => {
                 if !self.leases.get(&lease).is_some_and(|known| known.token.matches(&token)) {
                     return drop(reply.send(Err(Denial::NoSuchLease.into())));
                 }
                 self.requests.insert(request, Pending::Lease(reply));
-                self.step(Event::Join { request, session, lease });
+                let ancestors = self.known(&ancestors);
+                self.step(Event::Join { request, session, lease, ancestors });
             }
             Act::Admit { lease, guest, reply } => self.admit(request, session, lease, guest, reply),
             Act::Resize { lease, reserve, limit, reply } => {
@@ -103,6 +104,12 @@ impl Driver {
                 self.step(Event::Pin { request, session, lease });
             }
         }
+    }
+
+    /// Those of these processes that are members of a lease or have a session.
+    fn known(&self, pids: &[Pid]) -> Vec<ProcessId> {
+        let known = |pid: &Pid| self.processes.iter().find(|(_, process)| process.pid() == *pid);
+        pids.iter().filter_map(known).map(|(id, _)| *id).collect()
     }
 
     fn admit(

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpulease_arbiter::{
     Budgets, Denial, Guard, Idleness, LeaseState, Patience, Place, RequestId, SegmentKind, Terms, Time,
 };
-use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId, Uid};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, Pid, ProcessId, Reason, SegmentId, SessionId, Uid};
 use tokio::sync::{mpsc, oneshot};
 
 use super::view::View;
@@ -106,7 +106,7 @@ pub(crate) enum Act {
     Close { reply: Reply<()> },
     Acquire { ask_name: u64, terms: Terms, updates: mpsc::UnboundedSender<AskUpdate> },
     Withdraw { ask_name: u64, reply: Reply<()> },
-    Join { lease: LeaseId, token: Vec<u8>, reply: Reply<LeaseTerms> },
+    Join { lease: LeaseId, token: Vec<u8>, ancestors: Vec<Pid>, reply: Reply<LeaseTerms> },
     Admit { lease: LeaseId, guest: Guest, reply: Reply<()> },
     Resize { lease: LeaseId, reserve: Bytes, limit: Bytes, reply: Reply<LeaseTerms> },
     Release { lease: LeaseId, reply: Reply<Bytes> },

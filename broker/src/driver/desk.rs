@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpulease_arbiter::{Budgets, RequestId, Terms, Time};
-use gpulease_words::{Bytes, LeaseId, SegmentId, Uid};
+use gpulease_words::{Bytes, LeaseId, Pid, SegmentId, Uid};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::{
@@ -99,8 +99,9 @@ impl Desk {
         shown: Shown,
         lease: LeaseId,
         token: Vec<u8>,
+        ancestors: Vec<Pid>,
     ) -> Result<LeaseTerms, Refusal> {
-        self.act(caller, shown, |reply| Act::Join { lease, token, reply }).await
+        self.act(caller, shown, |reply| Act::Join { lease, token, ancestors, reply }).await
     }
 
     pub(crate) async fn admit(

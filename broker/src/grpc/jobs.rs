@@ -152,8 +152,9 @@ impl Services {
     }
 
     async fn try_join(&self, caller: &Caller, request: v1::JoinRequest) -> Result<LeaseTerms, Refusal> {
-        let shown = session(request.session)?;
-        self.desk.join(caller, shown, LeaseId::new(request.lease_id), request.token.to_vec()).await
+        let (shown, lease) = (session(request.session)?, LeaseId::new(request.lease_id));
+        let ancestors = kernel::ancestors(caller.process.pid());
+        self.desk.join(caller, shown, lease, request.token.to_vec(), ancestors).await
     }
 
     async fn try_admit(&self, caller: &Caller, request: v1::AdmitRequest) -> Result<(), Refusal> {

@@ -32,6 +32,34 @@ pub(crate) fn find(libraries: &[&str], symbol: &CStr) -> Option<NonNull<c_void>>
     wanted.found
 }
 
+/// Whether the object that an address is in defines one of these symbols.
+pub(crate) fn defines(at: *const c_void, symbols: &[&CStr]) -> bool {
+    let mut question = (at as u64, symbols, false);
+    // SAFETY: the callback takes what the loader hands it, and `question` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(ask), (&raw mut question).cast()) };
+    question.2
+}
+
+unsafe extern "C" fn ask(info: *mut libc::dl_phdr_info, _size: usize, question: *mut c_void) -> c_int {
+    // SAFETY: the loader gives a valid record for the time of the call; `question` is `defines`' own.
+    let (info, question) = unsafe { (&*info, &mut *question.cast::<(u64, &[&CStr], bool)>()) };
+    // SAFETY: the loader's array has that many headers.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let offset = question.0.wrapping_sub(info.dlpi_addr);
+    let within = |header: &libc::Elf64_Phdr| {
+        header.p_type == libc::PT_LOAD && offset.wrapping_sub(header.p_vaddr) < header.p_memsz
+    };
+    if !headers.iter().any(within) {
+        return 0;
+    }
+    // SAFETY: the object is loaded, and the loader does not unload it during the walk.
+    if let Some(tables) = unsafe { Tables::of(info) } {
+        // SAFETY: as above.
+        question.2 = question.1.iter().any(|symbol| unsafe { tables.find(symbol) }.is_some());
+    }
+    1
+}
+
 unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, wanted: *mut c_void) -> c_int {
     // SAFETY: the loader gives a valid record for the time of the call; `wanted` is `find`'s own.
     let (info, wanted) = unsafe { (&*info, &mut *wanted.cast::<Wanted<'_>>()) };

@@ -86,8 +86,8 @@ impl Heap {
     pub(crate) fn allocate(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<u64, Code> {
         self.leave_limbo();
         let mut inner = self.lock();
-        let small =
-            bytes.get().saturating_mul(PARTS_OF_A_CHUNK) <= inner.arena(device).next_chunk(job.limit()).get();
+        let parts = bytes.get().saturating_mul(PARTS_OF_A_CHUNK);
+        let small = parts <= LEAST_CHUNK.get() || parts <= inner.arena(device).next_chunk(job.limit()).get();
         if small && let Some(at) = inner.part(device, bytes) {
             return Ok(at);
         }
@@ -241,8 +241,10 @@ impl Arena {
     /// A part is free again. Returns the chunks that nobody needs: those that are empty, but for one while there are parts.
     fn take_back(&mut self, base: u64, part: Part) -> Vec<Chunk> {
         self.in_parts = self.in_parts.saturating_sub(part.bytes());
-        if let Some(chunk) = self.chunks.get_mut(&base) {
-            chunk.take_back(part);
+        let Some(chunk) = self.chunks.get_mut(&base) else { return Vec::new() };
+        chunk.take_back(part);
+        if !chunk.is_empty() {
+            return Vec::new();
         }
         let empty = self.chunks.iter().filter(|(_, chunk)| chunk.is_empty()).map(|(base, _)| *base);
         let kept = usize::from(!self.in_parts.is_zero());

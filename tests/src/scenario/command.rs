@@ -43,7 +43,10 @@ pub(super) fn event(
             let (session, ask_name) = (line.id("a session")?, line.id("an ask's name")?);
             Event::Withdraw { request, session, ask_name }
         }
-        "join" => Event::Join { request, session: line.id("a session")?, lease: line.id("a lease")? },
+        "join" => {
+            let (session, lease) = (line.id("a session")?, line.id("a lease")?);
+            Event::Join { request, session, lease, ancestors: Vec::new() }
+        }
         "admit" => admit(line, request, cast)?,
         "resize" => resize(line, request)?,
         "release" => {

@@ -136,6 +136,11 @@ impl Model {
         self.sessions.get(&id).filter(|session| session.open)
     }
 
+    /// Whether the process has a session open.
+    pub(super) fn speaks(&self, process: ProcessId) -> bool {
+        self.sessions.values().any(|session| session.open && session.peer.process == process)
+    }
+
     /// Leases that have not gone.
     pub(super) fn standing_leases(&self) -> impl Iterator<Item = (LeaseId, &LeaseFact)> {
         self.leases.iter().filter(|(_, lease)| !lease.gone).map(|(id, lease)| (*id, lease))

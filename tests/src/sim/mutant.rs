@@ -278,7 +278,12 @@ impl Meddler {
             (Mutant::UsesLostDevices, Event::DeviceLost { .. }) => Vec::new(),
             (Mutant::GrantsBeyond, Event::Acquire { .. }) => vec![doubled(event)],
             (Mutant::LetsStrangersJoin, Event::Join { request, lease, .. }) => match self.owners.get(lease) {
-                Some(owner) => vec![Event::Join { request: *request, session: *owner, lease: *lease }],
+                Some(owner) => vec![Event::Join {
+                    request: *request,
+                    session: *owner,
+                    lease: *lease,
+                    ancestors: Vec::new(),
+                }],
                 None => vec![event],
             },
             (Mutant::FreesForOthers, Event::Free { request, lease, segment, .. }) => match self

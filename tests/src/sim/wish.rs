@@ -72,11 +72,15 @@ pub(super) fn ask(scene: &Scene<'_>, temper: Temper, dice: &mut Dice, next: Next
     Some(Event::Acquire { request: next(), session, ask_name, terms })
 }
 
-/// Joins a lease of anybody: the token is checked elsewhere, the user is not.
+/// Joins a lease of anybody: the token is checked elsewhere, the user is not. Now and then below other members.
 pub(super) fn join(scene: &Scene<'_>, dice: &mut Dice, next: Next<'_>) -> Option<Event> {
     let session = scene.session(dice)?;
     let leases: Vec<LeaseId> = scene.model.leases.keys().copied().collect();
-    Some(Event::Join { request: next(), session, lease: *dice.pick(&leases)? })
+    let (lease, request) = (*dice.pick(&leases)?, next());
+    let members = &scene.model.leases[&lease].members;
+    let above = if request.0.is_multiple_of(3) { 2 } else { 0 };
+    let ancestors = members.iter().rev().take(above).copied().collect();
+    Some(Event::Join { request, session, lease, ancestors })
 }
 
 /// Admits a child, or a process of somebody else.

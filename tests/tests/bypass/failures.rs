@@ -11,13 +11,6 @@ fn on_standin() -> Lab {
     Lab::on(Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")]))), &[])
 }
 
-fn faults(lab: &Lab, rules: &str) {
-    match &lab.card.gpu {
-        Gpu::Standin(standin) => standin.faults(rules),
-        Gpu::Real(_) => panic!("a real driver fails when it likes"),
-    }
-}
-
 /// An allocation that fails half way is refused, and leaves nothing of it in the lease.
 #[test]
 fn a_failure_of_the_driver_leaves_nothing_half_taken() {
@@ -25,9 +18,9 @@ fn a_failure_of_the_driver_leaves_nothing_half_taken() {
     let guest = lab.leased("256MiB", "address-2");
     for call in ["cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
         for number in [2, 999] {
-            faults(&lab, &format!("{call} 1 error {number}"));
+            lab.faults(&format!("{call} 1 error {number}"));
             assert!(code(guest.ask("take alloc 192MiB")).is_err(), "{call} fails with {number}");
-            faults(&lab, "");
+            lab.faults("");
             let taken = guest.must("take alloc 192MiB");
             assert_eq!(lease(&lab.ledger.now(), "guest").held_bytes, mib(192).get(), "{call} {number}");
             guest.must(&format!("give {taken}"));

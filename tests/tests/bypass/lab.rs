@@ -180,6 +180,14 @@ impl Lab {
         command.stdin(Stdio::null()).output().expect("it can be run")
     }
 
+    /// Makes calls of the stand-in fail or take long.
+    pub(crate) fn faults(&self, rules: &str) {
+        match &self.card.gpu {
+            Gpu::Standin(standin) => standin.faults(rules),
+            Gpu::Real(_) => panic!("a real driver fails when it likes"),
+        }
+    }
+
     /// Waits until the broker has seen what the program's context takes, in the place of an estimate.
     pub(crate) fn wait_until_measured(&self) {
         self.ledger.wait("the context measured", |state| {

@@ -189,6 +189,36 @@ fn field_09_tiny_budgets_have_figures_or_are_refused() {
     }
 }
 
+/// pytorch#58466: a per-process cap ignored context and libraries. Here they are a line of their own beside the lease: charged
+/// as they are seen, and nothing of the limit.
+#[test]
+fn field_12_a_context_is_charged_beside_the_lease_and_takes_nothing_of_its_limit() {
+    for lab in Lab::all("field_12_a_context_is_charged_beside_the_lease_and_takes_nothing_of_its_limit") {
+        let guest = lab.leased("256MiB", "address-2");
+        lab.wait_until_measured();
+        let beside = || lease(&lab.ledger.now(), "guest").overhead_bytes;
+        let context = beside();
+        assert!(context > mib(32).get(), "a context takes {context} bytes");
+        assert_eq!(guest.must("info"), format!("free={0} total={0}", mib(256).get()));
+        let all = guest.must("take alloc 256MiB");
+        let held = lease(&lab.ledger.now(), "guest").held_bytes;
+        guest.must(&format!("give {all}"));
+        guest.must("take variable 64MiB");
+        eventually("a library's memory is charged, too", || match beside() {
+            more if more + STEP.get() >= context + mib(64).get() => Ok(()),
+            more => Err(format!("{more} bytes, {context} before")),
+        });
+        let state = lab.ledger.now();
+        let own = lease(&state, "guest");
+        assert_eq!((held, own.limit_bytes), (mib(256).get(), mib(256).get()));
+        assert_eq!(
+            lab.ledger.memory().overhead_bytes,
+            own.overhead_bytes,
+            "the books of the device say so, too"
+        );
+    }
+}
+
 /// vllm#56830: a start-up failed because a neighbour freed memory while it measured. What a job sees depends on its own
 /// lease alone.
 #[test]
@@ -245,5 +275,25 @@ fn what_a_program_leaves_behind_is_given_back() {
             left => Err(left.to_string()),
         });
         lab.daemon.stop();
+    }
+}
+
+/// Memory that could be exported is a segment, which can't be, unless a library asks that lives by exports. NCCL is one,
+/// by its own name or by the symbols of what it was linked into.
+#[test]
+fn what_nccl_makes_for_export_can_be_exported_wherever_it_was_linked_into() {
+    for lab in Lab::all("what_nccl_makes_for_export_can_be_exported_wherever_it_was_linked_into") {
+        let guest = lab.leased("256MiB", "handle");
+        lab.wait_until_measured();
+        let beside = || lease(&lab.ledger.now(), "guest").overhead_bytes;
+        let before = beside();
+        assert_eq!(code(guest.ask("take create-exportable 64MiB")), Err(NOT_SUPPORTED));
+        let number = guest.must("take create-by-nccl 64MiB");
+        guest.must(&format!("check {number}"));
+        eventually("it is charged beside the segments", || match beside() {
+            more if more + STEP.get() >= before + mib(64).get() => Ok(()),
+            more => Err(format!("{more} bytes, {before} before")),
+        });
+        guest.must(&format!("give {number}"));
     }
 }

@@ -53,6 +53,20 @@ fn a_started_process_is_of_the_same_lease() {
     }
 }
 
+/// `run -- sh -c ...`, `timeout`, `torchrun`: the process that only starts the program is a member, and never makes a context.
+/// On a card with room for one the program gets the place that was set aside for it.
+#[test]
+fn a_program_behind_a_shell_needs_no_second_context() {
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    let lab = Lab::on(card, &["--capacity", "1000MiB"]);
+    let shell = ["sh", "-c", "timeout 60 \"$0\" \"$@\"; exit $?"];
+    let output = lab.run_behind(&shell, &["-m", "256MiB"], &["init", "context", "take alloc 128MiB", "pid"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !said.contains("error"), "{output:?}");
+    assert_eq!(said.lines().count(), 4, "{said}");
+    lab.ledger.wait_for_all_free();
+}
+
 #[test]
 fn a_program_that_becomes_another_stays_in_its_lease() {
     for lab in Lab::all("a_program_that_becomes_another_stays_in_its_lease") {

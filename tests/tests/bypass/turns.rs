@@ -62,6 +62,32 @@ fn field_36_who_is_suspended_leaves_the_card_and_comes_back_byte_for_byte() {
     }
 }
 
+/// vllm#28714: memory was unmapped while work was in flight. Here a copy is under way when the memory is wanted, and takes its
+/// time: nothing leaves before it is done, and nobody's call fails. `tests/gpu/frameworks.py turns` does the same on a card, in
+/// the midst of kernels and of replays of graphs.
+#[test]
+fn field_34_what_is_under_way_is_waited_for_before_memory_leaves() {
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    let lab = Lab::configured(card, &ROOM, TURNS);
+    let first = lab.leased("300MiB", "address-2");
+    let (numbers, id) = (take_all(&first), lab.ledger.now().leases[0].id);
+    lab.faults("cuMemcpyDtoH_v2 1 delay 1500");
+    first.begin(&format!("check {}", numbers[0]));
+    let second = lab.started("300MiB", "handle");
+    second.begin("init");
+    wait_for_state(&lab, id, "suspending");
+    second.answer().expect("it has its lease");
+    first.answer().expect("its memory was there until the copy was done");
+    second.must("context");
+    take_all(&second);
+    for number in &numbers {
+        first.must(&format!("check {number}"));
+    }
+    let suspended =
+        lab.ledger.now().leases.iter().find(|lease| lease.id == id).map(|lease| lease.suspensions);
+    assert!(suspended > Some(0), "it left and came back");
+}
+
 /// One launch in a lease costs at most 20 ns more than one without. Rounds are shorter than a turn of the kernel's, and the
 /// least of them counts, since the machine has other work; the least of several processes, since where the loader puts
 /// things makes tens of nanoseconds.

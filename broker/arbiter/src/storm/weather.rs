@@ -103,7 +103,12 @@ impl Storm {
             }
             40..42 => Event::Unattended { session, ask_name },
             42 => Event::Withdraw { request: self.request("withdraw", process), session, ask_name },
-            43..46 => Event::Join { request: self.request("join", process), session, lease },
+            43..46 => {
+                let known = self.sessions.clone();
+                let ancestors =
+                    (0..self.under(3)).map(|_| ProcessId::new(self.under(known.len() as u64 + 4))).collect();
+                Event::Join { request: self.request("join", process), session, lease, ancestors }
+            }
             46..48 => {
                 let child = self.fresh();
                 let peer = self.peer(child);

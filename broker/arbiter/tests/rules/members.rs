@@ -1,12 +1,18 @@
 //! Members, their contexts, and who may take part.
 
 use gpulease_arbiter::{Budgets, Denial, Effect, Event, LeaseState, Peer, Place, Policy};
-use gpulease_words::{Bytes, LeaseId, mib};
+use gpulease_words::{Bytes, LeaseId, ProcessId, mib};
 
 use crate::desk::{Answer, Ask, Client, Desk, device, limit, policy, want};
 
 fn join(desk: &mut Desk, client: Client, lease: LeaseId) -> Answer {
-    desk.ask(|request| Event::Join { request, session: client.session, lease })
+    join_under(desk, client, lease, &[])
+}
+
+/// A process that these started, the nearest first.
+fn join_under(desk: &mut Desk, client: Client, lease: LeaseId, ancestors: &[ProcessId]) -> Answer {
+    let ancestors = ancestors.to_vec();
+    desk.ask(|request| Event::Join { request, session: client.session, lease, ancestors })
 }
 
 fn admit(desk: &mut Desk, by: Client, lease: LeaseId, peer: Peer) -> Answer {
@@ -81,6 +87,58 @@ fn who_only_starts_a_process_gives_it_the_place_of_its_own_context() {
     assert_eq!(desk.view(lease).overhead, mib(10));
     desk.tell(Event::Died { process: child.process });
     assert_eq!(desk.snapshot().leases, []);
+}
+
+/// `run -- sh -c ...`: the shell was admitted and never speaks; the program below it needs no more room than the shell had.
+#[test]
+fn a_shell_gives_the_place_of_its_context_to_the_first_that_joins_below_it() {
+    let mut desk = Desk::with_overhead(&[100], 10);
+    let wrapper = desk.client(1);
+    let lease = desk.lease(wrapper, want(80));
+    let shell = desk.peer(1, None);
+    admit_in_place(&mut desk, wrapper, lease, shell.clone());
+    let between = desk.peer(1, None);
+    let [first, second, third] = [1, 1, 1].map(|uid| desk.client(uid));
+    let above = [between.process, shell.process, wrapper.process];
+    assert_eq!(join_under(&mut desk, first, lease, &above), Answer::Joined(lease));
+    let overheads = |desk: &Desk| -> Vec<Bytes> {
+        desk.view(lease).members.iter().map(|member| member.overhead).collect()
+    };
+    assert_eq!(
+        overheads(&desk),
+        [Bytes::ZERO, Bytes::ZERO, mib(10)],
+        "the wrapper's, the shell's, the program's"
+    );
+    // The place is given once, and there is room for one more.
+    assert_eq!(join_under(&mut desk, second, lease, &above), Answer::Joined(lease));
+    assert_eq!(desk.view(lease).overhead, mib(20));
+    let full = Denial::NoRoom { asked: mib(10), room: Bytes::ZERO, device: device(0) };
+    assert_eq!(join_under(&mut desk, third, lease, &above), Answer::Denied(full.clone()));
+    // The launcher uses the card after all: its own context needs room of its own.
+    let launcher = desk.open(shell);
+    assert_eq!(join(&mut desk, launcher, lease), Answer::Denied(full));
+    desk.tell(Event::Died { process: second.process });
+    assert_eq!(join(&mut desk, launcher, lease), Answer::Joined(lease));
+    assert_eq!(overheads(&desk), [Bytes::ZERO, mib(10), mib(10)]);
+}
+
+/// A trainer that joined by itself is about to make its context, whoever it starts; so is one whose context was seen.
+#[test]
+fn who_uses_the_card_keeps_its_context_beside_those_that_it_starts() {
+    let mut desk = Desk::with_overhead(&[100], 10);
+    let owner = desk.client(1);
+    let lease = desk.lease(owner, want(50));
+    let [parent, child] = [1, 1].map(|uid| desk.client(uid));
+    join(&mut desk, parent, lease);
+    join_under(&mut desk, child, lease, &[parent.process, owner.process]);
+    assert_eq!(desk.view(lease).overhead, mib(30));
+
+    let silent = desk.peer(1, None);
+    admit(&mut desk, owner, lease, silent.clone());
+    desk.tell(Event::Overhead { process: silent.process, device: device(0), bytes: mib(6) });
+    let grandchild = desk.client(1);
+    join_under(&mut desk, grandchild, lease, &[silent.process]);
+    assert_eq!(desk.view(lease).overhead, mib(46));
 }
 
 #[test]

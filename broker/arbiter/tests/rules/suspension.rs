@@ -336,7 +336,7 @@ fn a_second_process_with_segments_and_handles_that_anyone_can_open_pin_a_lease()
     });
     assert!(matches!(desk.answer(ipc), Answer::Denied(Denial::PinnedFull { .. })));
     let worker = desk.client(1);
-    desk.ask(|request| Event::Join { request, session: worker.session, lease });
+    desk.ask(|request| Event::Join { request, session: worker.session, lease, ancestors: Vec::new() });
     let denied = desk.allocate(worker, lease, 2);
     assert!(matches!(desk.answer(denied), Answer::Denied(Denial::PinnedFull { .. })));
     assert!(desk.view(lease).movable, "refused, it may still be suspended");

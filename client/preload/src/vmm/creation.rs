@@ -16,11 +16,14 @@ use crate::budget::put;
 use crate::charged::{self, Given};
 use crate::code::{Code, INVALID_VALUE, check, code_of};
 use crate::driver;
+use crate::elf;
 use crate::job;
 use crate::piece::Piece;
 
 /// Libraries that export what they create: NCCL, NVSHMEM, UCX.
 const EXPORTERS: [&[u8]; 4] = [b"libnccl", b"libnvshmem", b"libuct", b"libucp"];
+/// What they are known by where they were linked into another library.
+const EXPORTED: [&CStr; 3] = [c"ncclGetUniqueId", c"nvshmem_malloc", c"ucp_init_version"];
 
 /// Set to 1: all that could be exported will be.
 const EXPORT: &str = "GPULEASE_EXPORT";
@@ -105,5 +108,5 @@ fn is_meant(caller: *const c_void) -> bool {
     // SAFETY: the name of a loaded library is a string.
     let path = unsafe { CStr::from_ptr(about.dli_fname) }.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    EXPORTERS.iter().any(|exporter| file.starts_with(exporter))
+    EXPORTERS.iter().any(|exporter| file.starts_with(exporter)) || elf::defines(caller, &EXPORTED)
 }

@@ -133,6 +133,12 @@ impl Driver {
         unsafe { libc::dlsym(self.library, name.as_ptr()) }
     }
 
+    /// A function of the library that was linked to the driver, whatever the door.
+    pub(crate) fn of_linked(&self, name: &CStr) -> *mut c_void {
+        let library = linked_library().and_then(|path| load(&path, 0));
+        real_symbol(library.unwrap_or_else(|error| panic!("{error}")), name)
+    }
+
     fn by_address_1(&self, base: &CStr) -> *mut c_void {
         let mut found = null_mut();
         // SAFETY: this is the type of the function; what it writes to is ours.

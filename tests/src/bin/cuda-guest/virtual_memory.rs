@@ -83,7 +83,24 @@ pub(crate) fn create_many(driver: &Driver, bytes: usize, mark: u8) -> Result<Tak
 
 /// Memory that other processes can have by a descriptor, which this one imports again.
 pub(crate) fn create_exportable(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
-    let first = handle(driver, bytes, DESCRIPTOR)?;
+    exported(driver, handle(driver, bytes, DESCRIPTOR)?, bytes, mark)
+}
+
+/// The same, made by a library that has NCCL's names, as one has that NCCL was linked into.
+pub(crate) fn create_by_nccl(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    type Create =
+        unsafe extern "C" fn(create: *mut c_void, out: *mut u64, bytes: usize, kind: *const Kind) -> u32;
+    // SAFETY: this is the type of that function of the library.
+    let create: Create = unsafe { std::mem::transmute(driver.of_linked(c"linked_create")) };
+    let (kind, mut handle) = (kind(DESCRIPTOR), 0);
+    // SAFETY: the arguments are what `cuMemCreate` takes; what it writes to is ours.
+    match unsafe { create(driver.find(c"cuMemCreate", ""), &raw mut handle, bytes, &raw const kind) } {
+        0 => exported(driver, handle, bytes, mark),
+        code => Err(Failed { call: "cuMemCreate", code }),
+    }
+}
+
+fn exported(driver: &Driver, first: u64, bytes: usize, mark: u8) -> Result<Taken, Failed> {
     let mut descriptor: c_int = -1;
     call!(driver, "cuMemExportToShareableHandle" "" (*mut c_void, u64, c_uint, c_ulonglong)
         ((&raw mut descriptor).cast(), first, DESCRIPTOR, 0))
@@ -113,11 +130,14 @@ fn give_pieces(driver: &Driver, pieces: &[(u64, usize, u64)]) -> Result<(), Fail
 }
 
 fn handle(driver: &Driver, bytes: usize, handle_types: c_uint) -> Result<u64, Failed> {
-    let (kind, mut handle) =
-        (Kind { kind: PINNED, handle_types, location: HERE, win32: std::ptr::null_mut(), flags: [0; 8] }, 0);
+    let (kind, mut handle) = (kind(handle_types), 0);
     call!(driver, "cuMemCreate" "" (*mut u64, usize, *const Kind, c_ulonglong)
         (&raw mut handle, bytes, &raw const kind, 0))?;
     Ok(handle)
+}
+
+fn kind(handle_types: c_uint) -> Kind {
+    Kind { kind: PINNED, handle_types, location: HERE, win32: std::ptr::null_mut(), flags: [0; 8] }
 }
 
 fn range(driver: &Driver, bytes: usize) -> Result<u64, Failed> {

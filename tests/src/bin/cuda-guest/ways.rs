@@ -15,6 +15,7 @@ pub(crate) const WAYS: &[(&str, Take)] = &[
     ("managed", linear::managed),
     ("create", virtual_memory::create),
     ("create-exportable", virtual_memory::create_exportable),
+    ("create-by-nccl", virtual_memory::create_by_nccl),
     ("create-many", virtual_memory::create_many),
     ("async", pools::of_stream),
     ("default-pool", pools::of_default_pool),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpulease_arbiter::{Peer, Place};
-use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SessionId};
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, Reason, SessionId};
 
 use super::ledger::add;
 use super::{LeaseFact, Model, Verdict};
@@ -100,13 +100,32 @@ impl Model {
         place: Place,
     ) -> Vec<DeviceId> {
         let caller = self.sessions[&caller].peer.process;
+        if place == Place::Callers { self.movable_contexts(caller, lease, peer.process) } else { Vec::new() }
+    }
+
+    fn movable_contexts(&self, from: ProcessId, lease: LeaseId, to: ProcessId) -> Vec<DeviceId> {
         let moves = |device: &DeviceId| {
-            self.contexts.get(&(caller, *device)) == Some(&lease)
-                && !self.measured.contains_key(&(caller, *device))
-                && !self.contexts.contains_key(&(peer.process, *device))
+            self.contexts.get(&(from, *device)) == Some(&lease)
+                && !self.measured.contains_key(&(from, *device))
+                && !self.contexts.contains_key(&(to, *device))
         };
-        let all = self.devices.iter().map(|fact| fact.id);
-        if place == Place::Callers { all.filter(moves).collect() } else { Vec::new() }
+        self.devices.iter().map(|fact| fact.id).filter(moves).collect()
+    }
+
+    /// The same for a process that joins below a member which never spoke with the broker: the nearest such member, and where.
+    pub(super) fn left_by_a_starter(
+        &self,
+        joining: ProcessId,
+        lease: LeaseId,
+        ancestors: &[ProcessId],
+    ) -> (ProcessId, Vec<DeviceId>) {
+        for above in ancestors {
+            let given = self.movable_contexts(*above, lease, joining);
+            if !self.speaks(*above) && !given.is_empty() {
+                return (*above, given);
+            }
+        }
+        (joining, Vec::new())
     }
 
     /// Whether there is room for the contexts of a new member.

@@ -180,7 +180,12 @@ impl Model {
             return;
         }
         lease.members.push(process);
-        for device in lease.devices.clone() {
+        self.charge_contexts(id, process);
+    }
+
+    /// The lease is charged for the contexts that the process does not have yet.
+    pub(super) fn charge_contexts(&mut self, id: LeaseId, process: ProcessId) {
+        for device in self.leases[&id].devices.clone() {
             self.contexts.entry((process, device)).or_insert(id);
         }
     }

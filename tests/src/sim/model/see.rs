@@ -181,14 +181,20 @@ impl Model {
     }
 
     fn see_joined(&mut self, request: RequestId, lease: LeaseId) -> Result<(), Broken> {
-        let Event::Join { session, lease: asked, .. } =
+        let Event::Join { session, lease: asked, ancestors, .. } =
             self.agreed(request, |e| matches!(e, Event::Join { .. }))?
         else {
             return Ok(());
         };
         ensure!(asked == lease, "{asked} was to be joined, not {lease}");
         let process = self.sessions[&session].peer.process;
+        let (above, given) = self.left_by_a_starter(process, lease, &ancestors);
+        for device in given {
+            self.contexts.remove(&(above, device));
+            self.contexts.insert((process, device), lease);
+        }
         self.join(lease, process);
+        self.charge_contexts(lease, process);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_arbiter::{Authority, Event, Peer, Place, RequestId};
-use gpulease_words::{DeviceId, LeaseId, Reason, SegmentId, SessionId};
+use gpulease_words::{DeviceId, LeaseId, ProcessId, Reason, SegmentId, SessionId};
 
 use super::{LeaseFact, Model, RecallFact, SegmentState, Verdict};
 
@@ -17,7 +17,7 @@ impl Model {
                 self.judge_acquire(request, *session, *ask_name, terms)
             }
             Event::Withdraw { session, ask_name, .. } => self.judge_withdraw(*session, *ask_name),
-            Event::Join { session, lease, .. } => self.judge_join(*session, *lease),
+            Event::Join { session, lease, ancestors, .. } => self.judge_join(*session, *lease, ancestors),
             Event::Admit { session, lease, peer, place, .. } => {
                 self.judge_admit(*session, *lease, peer, *place)
             }
@@ -93,11 +93,17 @@ impl Model {
         mine.ok_or(Verdict::No(vec![Reason::NoSuchLease]))
     }
 
-    fn judge_join(&self, session: SessionId, lease: LeaseId) -> Verdict {
+    fn judge_join(&self, session: SessionId, lease: LeaseId, ancestors: &[ProcessId]) -> Verdict {
         let Some(joiner) = self.open_session(session) else {
             return Verdict::No(vec![Reason::NoSuchSession]);
         };
-        self.judge_member(&joiner.peer, lease, &[])
+        let (_, given) = self.left_by_a_starter(joiner.peer.process, lease, ancestors);
+        let verdict = self.judge_member(&joiner.peer, lease, &given);
+        match self.leases.get(&lease).filter(|fact| fact.members.contains(&joiner.peer.process)) {
+            // It may have given its context away; then it wants one now.
+            Some(fact) if verdict == Verdict::Yes => self.judge_context(&joiner.peer, fact, &given),
+            Some(_) | None => verdict,
+        }
     }
 
     fn judge_member(&self, peer: &Peer, id: LeaseId, given: &[DeviceId]) -> Verdict {
