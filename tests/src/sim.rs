@@ -10,6 +10,7 @@ mod card;
 mod coverage;
 mod diary;
 mod dice;
+mod hoard;
 mod manners;
 mod model;
 mod mutant;
@@ -26,6 +27,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use coverage::Coverage;
+pub use hoard::Waits;
 pub use mutant::Mutant;
 
 use world::World;
@@ -69,9 +71,27 @@ impl fmt::Display for Failure {
 /// When the arbiter breaks a promise, or panics.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Coverage, Box<Failure>> {
     let mut world = World::new(seed, mutant);
-    let ended = catch_unwind(AssertUnwindSafe(|| world.live()));
+    let lived = judged(seed, &mut world, World::live);
+    lived.map(|()| world.coverage)
+}
+
+/// Runs one seed of the world of hoarders, in which what is guaranteed has to be there in time.
+///
+/// # Errors
+/// When it is not, or the arbiter breaks another promise, or panics.
+pub fn run_hoard(seed: u64, mutant: Option<Mutant>) -> Result<Waits, Box<Failure>> {
+    let (mut world, life) = World::of_hoarders(seed, mutant);
+    judged(seed, &mut world, life)
+}
+
+fn judged<T>(
+    seed: u64,
+    world: &mut World,
+    life: impl FnOnce(&mut World) -> Result<T, model::Broken>,
+) -> Result<T, Box<Failure>> {
+    let ended = catch_unwind(AssertUnwindSafe(|| life(world)));
     let what = match ended {
-        Ok(Ok(())) => return Ok(world.coverage),
+        Ok(Ok(lived)) => return Ok(lived),
         Ok(Err(broken)) => broken.0,
         Err(panic) => format!("panicked: {}", words_of(panic.as_ref())),
     };

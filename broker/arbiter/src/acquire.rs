@@ -48,6 +48,7 @@ impl Arbiter {
             right: Right::Lent,
             covered_at: self.now,
             uncovered_in: 0,
+            trimmed_as: None,
             covered: Vec::new(),
             want: Want::Lease { ask_name, terms },
         };

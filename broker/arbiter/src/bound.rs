@@ -21,7 +21,7 @@ use std::time::Duration;
 use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::bedrock::Bedrock;
-use crate::line::ask::{Ask, Post, Right, Turn};
+use crate::line::ask::{Ask, Post, Right, Stage, Turn};
 use crate::line::shape::Use;
 use crate::{Arbiter, Time};
 
@@ -104,9 +104,13 @@ impl Arbiter {
             let left = taken.into_iter().fold(book.ceiling(), Bytes::saturating_sub);
             *need <= left
         };
-        let needs = match ask.needs() {
-            [] => self.line.needs_anywhere(ask, &self.ledger),
-            bound => bound.to_vec(),
+        let needs = match (ask.needs(), &ask.stage, ask.lease()) {
+            (_, Stage::Leaving, Some(lease)) => {
+                let of = &self.leases[&lease];
+                of.shares.keys().map(|device| (*device, of.whole(*device))).collect()
+            }
+            ([], ..) => self.line.needs_anywhere(ask, &self.ledger),
+            (bound, ..) => bound.to_vec(),
         };
         !arena.is_zero() && needs.iter().filter(fits).count() >= self.line.shape_of(ask).count() as usize
     }

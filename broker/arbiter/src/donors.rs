@@ -45,6 +45,7 @@ impl Arbiter {
     /// Leases that bring together what is missing, if there are such; else when there may be.
     pub(crate) fn leases_to_suspend(&self, asker: &Asker, missing: &Pool) -> Plan {
         let mut plan = Plan::default();
+        let missing = &self.less_what_returns(asker, missing);
         let (mut lacks, mut gone) = (missing.clone(), self.departures());
         for device in missing.keys() {
             let mut donors: Vec<(Harm, LeaseId)> = Vec::new();
@@ -81,6 +82,25 @@ impl Arbiter {
             self.spare_needless(&mut plan.leases, missing);
         }
         plan
+    }
+
+    /// What leases that are coming back can be asked for as soon as they are back, for one to whom it is owed: the
+    /// others need not wait for them.
+    fn less_what_returns(&self, asker: &Asker, missing: &Pool) -> Pool {
+        let mut lacks = missing.clone();
+        for id in self.moving.iter().filter(|_| asker.urgency == Urgency::Owed) {
+            let lease = &self.leases[id];
+            let returns = lease.state == LeaseState::Resuming && lease.pinning == Pinning::Movable;
+            if !returns || self.is_protected(lease) || asker.lease == Some(*id) {
+                continue;
+            }
+            for (device, share) in &lease.shares {
+                if let Some(lack) = lacks.get_mut(device) {
+                    *lack = lack.saturating_sub(plus(share.charge.set_aside, share.charge.held));
+                }
+            }
+        }
+        lacks
     }
 
     /// What is on its way out of every account.

@@ -300,6 +300,12 @@ impl Lease {
         self.shares.iter().map(|(device, share)| (*device, need(share))).collect()
     }
 
+    /// What it will need of the device once all of it is away.
+    pub(crate) fn whole(&self, device: DeviceId) -> Bytes {
+        let share = self.share(device);
+        self.reserve.max(plus(share.charge.in_segments(), share.away))
+    }
+
     /// Whether its members are asked to drain, and nothing is unmapped.
     pub(crate) const fn is_draining_out(&self) -> bool {
         matches!((self.state, self.residence.exit), (LeaseState::Suspending, Exit::Draining))

@@ -5,7 +5,7 @@ use gpulease_words::{Bytes, DeviceId, LeaseId, SessionId};
 use crate::allocate::within_lease;
 use crate::lease::Lease;
 use crate::ledger::{Bucket, plus};
-use crate::line::ask::Stage;
+use crate::line::ask::{Right, Stage};
 use crate::terms::sized;
 use crate::{Arbiter, Denial, Effect, Pinning, RequestId};
 
@@ -24,12 +24,17 @@ impl Arbiter {
         of.active()?;
         sized(reserve, limit)?;
         let more = lacking(of, reserve);
-        self.may_extend(of, reserve, &more)?;
+        let right = if more.is_empty() || of.right != Right::Guaranteed || self.stays_covered(lease, &more) {
+            of.right
+        } else {
+            Right::Lent
+        };
+        self.may_extend(of, reserve, right, &more)?;
         for (device, bytes) in more {
             self.charge(lease, device, Bucket::SetAside, bytes);
         }
         let of = self.lease_mut(lease);
-        (of.reserve, of.limit) = (reserve, limit);
+        (of.reserve, of.limit, of.right) = (reserve, limit, right);
         self.take_stock_everywhere(lease);
         let devices: Vec<DeviceId> = self.leases[&lease].shares.keys().copied().collect();
         for device in devices {
@@ -51,16 +56,22 @@ impl Arbiter {
         }
     }
 
-    /// Whether more of the lease can be pinned, or copied to host memory. A guarantee that covered it is not asked
-    /// again: what it is given beyond counts as pinned where it can't move.
-    fn stockable(&self, lease: &Lease, more: &[(DeviceId, Bytes)]) -> Result<(), Denial> {
+    /// Whether more of the lease can be pinned, or copied to host memory. All of it counts as pinned if it can't move
+    /// and is too much for the guarantee that covered it.
+    fn stockable(&self, lease: &Lease, right: Right, more: &[(DeviceId, Bytes)]) -> Result<(), Denial> {
         if !self.accounts.stores.bind() {
             return Ok(());
         }
         match lease.pinning {
             Pinning::Pinned => {
-                let full = more.iter().find(|(device, bytes)| *bytes > self.accounts.pinned_room(*device));
-                full.map_or(Ok(()), |(device, bytes)| Err(self.pinned_full(*device, *bytes)))
+                let pins = |device: DeviceId| {
+                    let more =
+                        more.iter().find(|(on, _)| *on == device).map_or(Bytes::ZERO, |(_, bytes)| *bytes);
+                    if right == lease.right { more } else { plus(more, lease.covered_now(device)) }
+                };
+                let mut pins = lease.shares.keys().map(|device| (*device, pins(*device)));
+                let full = pins.find(|(device, bytes)| *bytes > self.accounts.pinned_room(*device));
+                full.map_or(Ok(()), |(device, bytes)| Err(self.pinned_full(device, bytes)))
             }
             Pinning::Movable => {
                 let asked = more.iter().fold(Bytes::ZERO, |sum, (_, bytes)| plus(sum, *bytes));
@@ -81,7 +92,13 @@ impl Arbiter {
     }
 
     /// Whether there is room now for what a larger reserve takes; a resize does not wait.
-    fn may_extend(&self, lease: &Lease, reserve: Bytes, more: &[(DeviceId, Bytes)]) -> Result<(), Denial> {
+    fn may_extend(
+        &self,
+        lease: &Lease,
+        reserve: Bytes,
+        right: Right,
+        more: &[(DeviceId, Bytes)],
+    ) -> Result<(), Denial> {
         if more.is_empty() {
             return Ok(());
         }
@@ -98,8 +115,16 @@ impl Arbiter {
                 return Err(Denial::NoRoom { asked: *asked, room, device: *device });
             }
         }
-        self.stockable(lease, more)?;
+        self.stockable(lease, right, more)?;
         self.affordable(lease.account, more.iter().fold(Bytes::ZERO, |sum, (_, bytes)| plus(sum, *bytes)))
+    }
+}
+
+impl Lease {
+    /// What of the device is charged to it and does not count as pinned.
+    fn covered_now(&self, device: DeviceId) -> Bytes {
+        let share = self.share(device);
+        share.charge.total().saturating_sub(share.stock.pinned)
     }
 }
 

@@ -7,7 +7,7 @@
 //! A lease is marked when it is granted or comes back. One that is lent is protected
 //! all the same while everything that its account is charged is covered.
 
-use gpulease_words::{AskId, Bytes, DeviceId};
+use gpulease_words::{AskId, Bytes, DeviceId, LeaseId};
 
 use crate::accounts::NodeId;
 use crate::accounts::guarantee::Departures;
@@ -146,8 +146,27 @@ impl Arbiter {
     /// Whether it does once these have left.
     pub(crate) fn is_protected_without(&self, lease: &Lease, gone: &Departures) -> bool {
         let missed = lease.recall.as_ref().is_some_and(|recall| recall.outcome == Outcome::Missed);
-        let covered = |device: &DeviceId| self.accounts.covers_without(lease.account, *device, gone);
+        let covered =
+            |device: &DeviceId| self.accounts.covers_without(lease.account, *device, Bytes::ZERO, gone);
         !missed && (lease.right == Right::Guaranteed || lease.shares.keys().all(covered))
+    }
+
+    /// Whether its guarantee covers a lease that is charged so much more, beside the others that it covers.
+    pub(crate) fn stays_covered(&self, lease: LeaseId, more: &[(DeviceId, Bytes)]) -> bool {
+        let mut others = Departures::default();
+        for (_, of) in self.leases.iter().filter(|(id, of)| **id != lease && of.right != Right::Guaranteed) {
+            let user = self.accounts.guarantors(of.account).0;
+            of.shares.iter().for_each(|(device, share)| others.add(user, *device, share.charge.total()));
+        }
+        for ask in self.line.asks.values() {
+            let user = self.accounts.guarantors(ask.account).0;
+            ask.covered.iter().for_each(|(device, need)| others.add(user, *device, *need));
+        }
+        let of = &self.leases[&lease];
+        of.shares.keys().all(|device| {
+            let more = more.iter().find(|(on, _)| on == device).map_or(Bytes::ZERO, |(_, bytes)| *bytes);
+            self.accounts.covers_without(of.account, *device, more, &others)
+        })
     }
 
     /// How an ask of these terms would hold its lease: movable where it may be and the arena could take it.

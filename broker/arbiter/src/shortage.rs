@@ -7,7 +7,9 @@
 //! 1. surplus above reserves is asked back, with a deadline;
 //! 2. leases are suspended for what surplus can't bring, if they can bring all of it together.
 //!
-//! A surplus that is not given by its deadline counts no more, so that the second step follows then.
+//! A surplus that is not given by its deadline counts no more, so that the second step follows then. An ask gives
+//! holders one such deadline, and another as a barrier; what turns surplus later is asked for only where
+//! suspensions can't bring what is missing: else each new one would put off the end.
 //! Nothing is done for one who lacks more than could be recalled: it would harm others and help nobody.
 //!
 //! Nothing of this happens while the stores don't bind: then operators recall, and nothing moves.
@@ -82,6 +84,10 @@ impl Arbiter {
 
     /// Takes what the asker needs out of the pool, and recalls what is missing.
     fn serve_asker(&mut self, asker: &Asker, pool: &mut Pool, wanted: &mut Pool, again: &mut Option<Time>) {
+        // A suspension for those before it may have ended it.
+        if !self.line.asks.contains_key(&asker.ask) {
+            return;
+        }
         let mut missing = Pool::new();
         for (device, need) in &asker.needs {
             let has = pool.get(device).copied().unwrap_or_default();
@@ -94,11 +100,18 @@ impl Arbiter {
         if missing.is_empty() {
             return;
         }
-        self.ask_surplus(asker, &mut missing);
+        let first = self.line.get(asker.ask).trimmed_as != Some(asker.urgency);
+        if first {
+            self.line.get_mut(asker.ask).trimmed_as = Some(asker.urgency);
+            self.ask_surplus(asker, &mut missing);
+        }
         if missing.is_empty() {
             return;
         }
         let plan = self.leases_to_suspend(asker, &missing);
+        if plan.leases.is_empty() && !first {
+            self.ask_surplus(asker, &mut missing);
+        }
         if let Some(at) = plan.look_again {
             *again = Some(again.map_or(at, |before: Time| before.min(at)));
         }

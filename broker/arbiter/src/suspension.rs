@@ -240,12 +240,11 @@ impl Arbiter {
         let late = self.leases[&lease].residence.undrained.iter().map(|late| self.process(*late));
         let who: Vec<String> =
             late.map(|late| format!("{} (pid {})", late.peer.program, late.peer.pid)).collect();
-        let why = if who.is_empty() {
-            "a segment was still being made or handed over".to_owned()
-        } else {
-            format!("{} did not drain in time", who.join(", "))
-        };
-        self.stay(lease, &why);
+        if who.is_empty() {
+            // They did what was asked of them: it may be asked of them again.
+            return self.call_off(lease, "a segment was still being made or handed over");
+        }
+        self.stay(lease, &format!("{} did not drain in time", who.join(", ")));
         self.terminate_if_due(lease);
     }
 

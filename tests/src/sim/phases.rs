@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    fn client_acts(&mut self) -> Check {
+    pub(super) fn client_acts(&mut self) -> Check {
         let alive: Vec<Actor> = self.actors.iter().filter(|actor| actor.alive).cloned().collect();
         let Some(actor) = self.dice.pick(&alive).cloned() else {
             self.newcomer();
@@ -311,7 +311,12 @@ impl World {
         self.model.segments.values().any(|s| s.process == me && s.is_in_hand())
     }
 
-    fn free(&mut self, me: ProcessId, segment: gpulease_words::SegmentId, lease: LeaseId) -> Check {
+    pub(super) fn free(
+        &mut self,
+        me: ProcessId,
+        segment: gpulease_words::SegmentId,
+        lease: LeaseId,
+    ) -> Check {
         self.perform(me, Deed::Unmap(segment))?;
         let Some(session) = (Scene { me, model: &self.model }).sessions().first().copied() else {
             return Ok(());

@@ -70,7 +70,7 @@ impl Setting {
 }
 
 /// Leases can leave their devices, for host memory.
-fn move_memory(dice: &mut Dice, policy: &mut Policy, total: u64, least: u64) {
+pub(super) fn move_memory(dice: &mut Dice, policy: &mut Policy, total: u64, least: u64) {
     let seconds = |dice: &mut Dice, low, high| Duration::from_secs(dice.between(low, high));
     policy.arena = if dice.one_in(8) { Bytes::ZERO } else { granules(dice.between(total / 2, 2 * total)) };
     policy.pinned_max = dice.one_in(3).then(|| granules(dice.between(0, least / 3)));

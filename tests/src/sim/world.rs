@@ -73,6 +73,10 @@ impl World {
     pub(super) fn new(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut dice = Dice::new(seed);
         let setting = Setting::draw(&mut dice);
+        Self::made(setting, dice, mutant)
+    }
+
+    pub(super) fn made(setting: Setting, dice: Dice, mutant: Option<Mutant>) -> Self {
         let subject = Subject::new(&setting, mutant);
         let mut model = Model::new(setting.policy, setting.budgets, &setting.devices);
         model.upright = setting.upright;

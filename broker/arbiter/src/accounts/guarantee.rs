@@ -12,7 +12,7 @@
 //! where what they add to the group's count leaves that within the group's. So all that is ever covered on
 //! a device, at one time, is within the sum of the guarantees of groups and of users without one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_words::{Bytes, DeviceId, Uid};
 
@@ -205,48 +205,43 @@ impl Accounts {
 
     /// Whether a guarantee of the path covers all that is counted there and `more`.
     pub(crate) fn covers(&self, job: NodeId, device: DeviceId, more: Bytes) -> bool {
-        if !self.stores.bind() {
-            return false;
-        }
-        let (user, group) = self.guarantors(job);
-        let node = self.node(user);
-        let (before, after) = (node.counted(device), node.counted(device).saturating_add(more.get()));
-        if !node.guarantee.is_zero() && after <= node.guarantee.get() {
-            return true;
-        }
-        let adds = Bytes::new(node.beyond(after) - node.beyond(before));
-        let is_within = |group: NodeId| {
-            let node = self.node(group);
-            let counted = node.kept.saturating_add(Bytes::new(node.counted(device)));
-            !node.guarantee.is_zero() && counted.saturating_add(adds) <= node.guarantee
-        };
-        group.is_some_and(is_within)
+        self.covers_without(job, device, more, &Departures::default())
     }
 
-    /// Whether a guarantee of the path covers all that is counted there, once these have left.
-    pub(crate) fn covers_without(&self, job: NodeId, device: DeviceId, gone: &Departures) -> bool {
+    /// Whether a guarantee of the path covers all that is counted there and `more`, once these have left.
+    pub(crate) fn covers_without(
+        &self,
+        job: NodeId,
+        device: DeviceId,
+        more: Bytes,
+        gone: &Departures,
+    ) -> bool {
         if !self.stores.bind() {
             return false;
         }
         let (user, group) = self.guarantors(job);
-        let left = |user: NodeId| {
-            let gone = gone.0.get(&(user, device)).copied().unwrap_or_default();
-            self.node(user).counted(device).saturating_sub(gone.get())
+        let then = |of: NodeId| {
+            let gone = gone.0.get(&(of, device)).copied().unwrap_or_default();
+            let more = if of == user { more } else { Bytes::ZERO };
+            self.node(of).counted(device).saturating_add(more.get()).saturating_sub(gone.get())
         };
         let own = self.node(user).guarantee;
-        if !own.is_zero() && left(user) <= own.get() {
+        if !own.is_zero() && then(user) <= own.get() {
             return true;
         }
         let Some(group) = group.filter(|group| !self.node(*group).guarantee.is_zero()) else {
             return false;
         };
-        let here = gone.0.keys().filter(|(user, on)| *on == device && self.node(*user).parent == Some(group));
-        let fewer = here.map(|(user, _)| {
-            let node = self.node(*user);
-            node.beyond(node.counted(device)) - node.beyond(left(*user))
-        });
-        let (node, fewer) = (self.node(group), fewer.sum::<u64>());
-        node.kept.get().saturating_add(node.counted(device) - fewer) <= node.guarantee.get()
+        let gone = gone.0.keys().filter(|(_, on)| *on == device).map(|(of, _)| *of);
+        let here = gone.filter(|of| self.node(*of).parent == Some(group));
+        let users: BTreeSet<NodeId> = here.chain([user]).collect();
+        let sum = |counted: &dyn Fn(NodeId) -> u64| -> u64 {
+            users.iter().fold(0, |sum, of| sum.saturating_add(self.node(*of).beyond(counted(*of))))
+        };
+        let (now, then) = (sum(&|of| self.node(of).counted(device)), sum(&then));
+        let node = self.node(group);
+        let rest = node.counted(device).checked_sub(now).expect("a group counts what its users do");
+        node.kept.get().saturating_add(rest).saturating_add(then) <= node.guarantee.get()
     }
 
     /// The account was looked at.

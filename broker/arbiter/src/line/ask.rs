@@ -13,6 +13,7 @@ use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SessionId};
 use crate::accounts::{NodeId, Resource};
 use crate::allocate::Wanted;
 use crate::line::shape::{ShapeId, Use};
+use crate::shortage::Urgency;
 use crate::{RequestId, Terms, Time};
 
 /// What is wanted.
@@ -107,6 +108,8 @@ pub(crate) struct Ask {
     pub(crate) covered_at: Time,
     /// The mutation in which the last guarantee let go of it: covered again in the same, it always was.
     pub(crate) uncovered_in: u64,
+    /// How urgent it was when surplus was asked back for it.
+    pub(crate) trimmed_as: Option<Urgency>,
     /// What it counts for, on each device, in the guarantees that cover it.
     pub(crate) covered: Vec<(DeviceId, Bytes)>,
 }

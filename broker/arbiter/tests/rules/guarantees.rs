@@ -353,3 +353,48 @@ fn what_a_group_owes_to_others_in_it_is_promised_to_nobody() {
     let ask = desk.queue(bob, want(80));
     assert!(desk.waiting(ask).at_latest.is_some());
 }
+
+/// A lease within its guarantee grew by a resize to all that was free, and kept it against everybody.
+#[test]
+fn a_lease_that_grows_out_of_its_guarantee_is_lent() {
+    let resized = |terms: gpulease_arbiter::Terms, to: u64| {
+        let policy = Policy { pinned_max: Some(mib(20)), ..moving(400) };
+        let mut desk = Desk::with(policy, users([(1, guarantee(20))]), &[100], 0);
+        let owner = desk.client(1);
+        let lease = desk.lease(owner, terms.up_to(100));
+        let (session, reserve, limit) = (owner.session, mib(to), mib(100));
+        let answer = desk.ask(|request| Event::Resize { request, session, lease, reserve, limit });
+        (answer, desk.view(lease).guaranteed)
+    };
+    assert_eq!(resized(want(10), 20), (Answer::Resized, true));
+    assert_eq!(resized(want(10), 80), (Answer::Resized, false));
+    assert_eq!(resized(want(10).pinned(), 20), (Answer::Resized, true));
+    let (answer, guaranteed) = resized(want(10).pinned(), 22);
+    let expected =
+        Denial::PinnedFull { device: device(0), pinned_max: mib(20), pinned: mib(0), asked: mib(22) };
+    assert_eq!((answer, guaranteed), (Answer::Denied(expected), true), "all of it would count as pinned");
+}
+
+/// Each new surplus put the end off by one more deadline.
+#[test]
+fn an_ask_gives_holders_of_surplus_one_deadline() {
+    let mut desk = Desk::with(moving(400), users([(1, guarantee(40))]), &[100], 0);
+    let [owner, one, two] = [1, 2, 3].map(|uid| desk.client(uid));
+    let first = desk.lease(one, want(10).up_to(50));
+    desk.held(one, first, 10);
+    desk.segment(one, first, 40);
+    let second = desk.lease(two, want(50));
+    desk.held(two, second, 50);
+    desk.queue(owner, want(40));
+    assert!(desk.view(first).state == LeaseState::Active, "40 of it are surplus, and asked for");
+    desk.pass(9);
+    let (session, reserve, limit) = (two.session, mib(10), mib(50));
+    desk.ask(|request| Event::Resize { request, session, lease: second, reserve, limit });
+    desk.pass(1);
+    assert!(desk.view(first).overdue);
+    let states = [first, second].map(|lease| desk.view(lease).state);
+    assert!(
+        states.contains(&LeaseState::Suspending),
+        "not another 10 s for the 40 of the second: {states:?}"
+    );
+}

@@ -8,7 +8,7 @@ use gpulease_words::{Bytes, DeviceId};
 
 use super::ledger::{Tally, add};
 use super::line::Kept;
-use super::{Aim, Model};
+use super::{Aim, Model, Standing};
 
 /// What devices and the kernel take, which the promise does not count.
 const PROMISE_SLACK: Duration = Duration::from_secs(2);
@@ -192,7 +192,12 @@ impl Model {
             let kept = self.kept_from(ask, **device);
             let taken = [tally.devices[*device].overhead, kept, may, self.lingering(**device)];
             let taken = taken.into_iter().fold(Bytes::ZERO, add);
-            self.need(ask, **device) <= self.ceiling(tally, **device).saturating_sub(taken)
+            let need = match ask.aim {
+                // One whose lease is still on its way out will need all of it.
+                Aim::Resume { lease } if ask.standing == Standing::Leaving => self.whole(lease, **device),
+                Aim::Lease { .. } | Aim::Growth { .. } | Aim::Resume { .. } => self.need(ask, **device),
+            };
+            need <= self.ceiling(tally, **device).saturating_sub(taken)
         };
         let count = match &ask.aim {
             Aim::Lease { terms, .. } => Self::devices_wanted(terms),

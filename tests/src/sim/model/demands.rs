@@ -43,7 +43,7 @@ impl Model {
         if more && reserve > lease.reserve && self.is_overdue(id) {
             return Verdict::No(vec![Reason::Overdue]);
         }
-        if !self.room_for(&lease, &takes) || !self.is_stockable(&lease, &takes) {
+        if !self.room_for(&lease, &takes) || !self.is_stockable(id, &lease, &takes) {
             return Verdict::No(vec![
                 Reason::PinnedFull,
                 Reason::ArenaFull,
@@ -77,7 +77,7 @@ impl Model {
     }
 
     /// Whether so much more of a lease can be pinned, or copied to host memory.
-    fn is_stockable(&self, lease: &LeaseFact, takes: &BTreeMap<DeviceId, Bytes>) -> bool {
+    fn is_stockable(&self, id: LeaseId, lease: &LeaseFact, takes: &BTreeMap<DeviceId, Bytes>) -> bool {
         if !self.binds() {
             return true;
         }
@@ -86,7 +86,20 @@ impl Model {
         let all = takes.values().fold(Bytes::ZERO, |sum, bytes| add(sum, *bytes));
         match lease.movable {
             true => all <= self.arena_room(&kept),
-            false => takes.iter().all(|(device, more)| *more <= self.pinned_room(&kept, *device)),
+            false => {
+                // What is too much for its guarantee counts as pinned altogether.
+                let lent = lease.guaranteed
+                    && takes.values().any(|more| !more.is_zero())
+                    && !self.stays_covered(id, takes);
+                takes.iter().all(|(device, more)| {
+                    let covered = self
+                        .charge_on(id, *device)
+                        .total()
+                        .saturating_sub(self.pinned_of(id, *device, false));
+                    let pins = if lent { add(*more, covered) } else { *more };
+                    pins <= self.pinned_room(&kept, *device)
+                })
+            }
         }
     }
 

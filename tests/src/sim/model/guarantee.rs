@@ -1,5 +1,7 @@
 //! What guarantees cover, added up from the facts.
 
+use std::collections::BTreeMap;
+
 use gpulease_words::{Bytes, DeviceId, LeaseId, Uid};
 
 use super::ledger::add;
@@ -168,6 +170,29 @@ impl Model {
     /// Whether a lease that was just granted must be marked as one that a guarantee covers, whichever asks are.
     pub(super) fn is_within_guarantee(&self, id: LeaseId) -> bool {
         self.is_covered(id, Departing::Counts, &|_| true)
+    }
+
+    /// Whether guarantees cover a lease that takes so much more, beside the others that they cover.
+    pub(super) fn stays_covered(&self, id: LeaseId, takes: &BTreeMap<DeviceId, Bytes>) -> bool {
+        let peer = &self.leases[&id].peer;
+        takes.iter().all(|(device, more)| {
+            let of = |uid: Uid| {
+                let here = |lease: &LeaseFact| {
+                    lease.guaranteed && lease.peer.uid == uid && lease.devices.contains(device)
+                };
+                let leases = self.standing_leases().filter(|(_, lease)| here(lease));
+                let charged: Bytes = leases.map(|(id, _)| self.charge_on(id, *device).total()).sum();
+                if uid == peer.uid { add(charged, *more) } else { charged }
+            };
+            let own = self.user_guarantee(peer.uid);
+            let Some(group) = peer.group.as_deref().filter(|_| own.is_zero() || of(peer.uid) > own) else {
+                return !own.is_zero() && of(peer.uid) <= own;
+            };
+            let beyond = |user: Uid| of(user).saturating_sub(self.user_guarantee(user));
+            let beyond: Bytes = self.users_of(group).into_iter().map(beyond).sum();
+            let whole = self.group_guarantee(group);
+            !whole.is_zero() && add(self.kept_of(group), beyond) <= whole
+        })
     }
 
     /// What guarantees keep out of an ask's reach on a device: all that is or may be protected of others, and what

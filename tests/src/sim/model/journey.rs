@@ -118,6 +118,12 @@ impl Model {
         }
     }
 
+    /// What a lease will need of a device once all of it is away.
+    pub(super) fn whole(&self, id: LeaseId, device: DeviceId) -> Bytes {
+        let there = add(self.charge_on(id, device).in_segments(), self.away_of(id, device));
+        self.leases[&id].reserve.max(there)
+    }
+
     pub(super) fn fact(&mut self, id: LeaseId) -> &mut LeaseFact {
         self.leases.get_mut(&id).expect("a lease that is named is known")
     }
@@ -214,7 +220,10 @@ impl Model {
         let mut failed = Vec::new();
         for (id, lease) in self.leases.iter_mut().filter(|(_, lease)| !lease.gone && !lease.ended) {
             match &lease.journey {
-                Journey::Draining { deadline, .. } if *deadline <= now => failed.push(*id),
+                Journey::Draining { undrained, deadline } if *deadline <= now => {
+                    // Where all have drained, and only a segment was on its way, nobody failed.
+                    failed.extend((!undrained.is_empty()).then_some(*id));
+                }
                 Journey::Leaving { due } if *due <= now => lease.late = true,
                 Journey::Active
                 | Journey::Draining { .. }
