@@ -341,56 +341,62 @@ on_every_gpu! {
         assert!(!after.contains_key(&pid) && after["used"] < before["used"] + 64 * MIB, "{after:?}");
     }
 
-    /// Imported memory is nobody's while anybody else has a claim to it, whoever and since when, and then its importer's.
-    fn memory_is_booked_on_who_alone_has_it(gpu: &Gpu) {
-        for keeps in [
-            "nothing",
-            "a descriptor from before",
-            "a descriptor from after",
-            "an import of its own",
-            "another process's import",
-            "a second import of the user's",
+    /// Claims stand in a ring: a descriptor or an import goes right behind the claim that it was made from. Memory is
+    /// listed for its maker, and then for the next in the ring; for nobody where that is a descriptor.
+    fn memory_is_booked_on_the_next_in_the_ring(gpu: &Gpu) {
+        for (keeps, listed) in [
+            ("nothing", [0, 256, 0]),
+            ("an elder descriptor", [0, 256, 0]),
+            ("the descriptor", [0, 0, 0]),
+            ("a later descriptor", [0, 0, 0]),
+            ("an elder import of the maker", [0, 256, 0]),
+            ("a later import of the maker", [0, 0, 0]),
+            ("an elder import of another", [0, 256, 0]),
+            ("a later import of another", [0, 0, 256]),
+            ("a later import of the user", [0, 256, 0]),
         ] {
             let (maker, user, other) = (Puppet::start(gpu), Puppet::start(gpu), Puppet::start(gpu));
             user.must("context 0");
             other.must("context 0");
             let (start, pids) = (user.nvml(0), [&maker, &user, &other].map(|p| p.pid().to_string()));
-            let has = |now: &BTreeMap<String, u64>, n: usize| {
-                let of = |seen: &BTreeMap<String, u64>| seen.get(&pids[n]).copied().unwrap_or_default();
-                (of(now) - of(&start)) / MIB
+            let now_listed = || {
+                let now = user.nvml(0);
+                let of = |seen: &BTreeMap<String, u64>, n: usize| seen.get(&pids[n]).copied().unwrap_or_default();
+                [0, 1, 2].map(|n| (of(&now, n) - of(&start, n)) / MIB)
+            };
+            let keeper = match keeps.rsplit(' ').next() {
+                Some("maker") => Some(&maker),
+                Some("user") => Some(&user),
+                Some("another") => Some(&other),
+                _ => None,
             };
             maker.must("create a 0 256MiB");
-            let mut kept = (keeps == "a descriptor from before").then(|| maker.take("export a").unwrap());
+            let mut kept = (keeps == "an elder descriptor").then(|| maker.take("export a").unwrap());
             let descriptor = maker.take("export a").unwrap();
+            let import = |when: &str| {
+                if let Some(keeper) = keeper.filter(|_| keeps.contains(when)) {
+                    keeper.give("import b 256MiB", descriptor.as_fd()).unwrap();
+                }
+            };
+            import("elder");
             user.give("import h 256MiB", descriptor.as_fd()).unwrap();
             map(&user, "h", "256MiB");
             user.must("release h");
-            let keeper = match keeps {
-                "an import of its own" => Some(&maker),
-                "another process's import" => Some(&other),
-                "a second import of the user's" => Some(&user),
-                _ => None,
-            };
-            if let Some(keeper) = keeper {
-                keeper.give("import b 256MiB", descriptor.as_fd()).unwrap();
-            }
-            if keeps == "a descriptor from after" {
+            import("later");
+            if keeps == "a later descriptor" {
                 kept = Some(maker.take("export a").unwrap());
             }
-            drop(descriptor);
-            let now = user.nvml(0);
-            assert_eq!([0, 1, 2].map(|n| has(&now, n)), [0; 3], "{keeps}: the maker has its handle");
-            maker.must("release a");
-            let now = user.nvml(0);
-            println!("measured: {keeps} is kept: {:?} MiB are listed", [0, 1, 2].map(|n| has(&now, n)));
-            let alone = if keeps == "nothing" { 256 } else { 0 };
-            assert_eq!([0, 1, 2].map(|n| has(&now, n)), [0, alone, 0], "{keeps}");
-            drop(kept);
-            if let Some(keeper) = keeper {
-                keeper.must("release b");
+            match keeps {
+                "the descriptor" => kept = Some(descriptor),
+                _ => drop(descriptor),
             }
-            let now = user.nvml(0);
-            assert_eq!([0, 1, 2].map(|n| has(&now, n)), [0, 256, 0], "{keeps}: nobody else has it any more");
+            assert_eq!(now_listed(), [0; 3], "{keeps}: the maker has its handle");
+            maker.must("release a");
+            println!("measured: {keeps} is kept: {:?} MiB are listed", now_listed());
+            assert_eq!(now_listed(), listed, "{keeps}");
+            drop(kept);
+            keeper.iter().for_each(|keeper| drop(keeper.must("release b")));
+            assert_eq!(now_listed(), [0, 256, 0], "{keeps}: nobody else has it any more");
         }
     }
 

@@ -119,6 +119,9 @@ struct Storm {
 
 const RESERVE: Bytes = gib(4);
 
+/// Of a storm; each is many calls of a driver that others call all the time.
+const STEPS: u32 = 60;
+
 impl Storm {
     fn new(seed: u64, outsider: Puppet) -> Self {
         outsider.must("context 0");
@@ -139,7 +142,7 @@ impl Storm {
 
     fn run(mut self) -> String {
         let grabbing = Grabbing::start(&self.outsider);
-        for _ in 0..150 {
+        for _ in 0..STEPS {
             self.step();
         }
         let gain = grabbing.end();

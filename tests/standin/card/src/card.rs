@@ -3,6 +3,7 @@
 use std::env;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -132,9 +133,19 @@ impl Card {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn hold(&self, process: &Process, memory: &Memory) -> io::Result<Holding> {
+    pub fn hold(&self, process: &Process, memory: &mut Memory) -> io::Result<Holding> {
+        let claim = self.lock()?.claim(memory.claim())?;
+        memory.set_claim(claim);
+        process.hold(memory.id(), claim)
+    }
+
+    /// A descriptor of a process's memory for others, closed on exec.
+    ///
+    /// # Errors
+    /// What the kernel says: most often, too many open files.
+    pub fn export(&self, memory: &Memory) -> io::Result<OwnedFd> {
         let locked = self.lock()?;
-        process.hold(memory.id(), locked.number()?)
+        memory.export(locked.claim(memory.claim())?)
     }
 
     /// The memory of this id, by a description of its own, if it still exists and the nonce is right.
@@ -151,11 +162,13 @@ impl Card {
             return Ok(None);
         }
         flock(&file, FlockOperation::LockShared)?;
-        let Some(memory) = Memory::read(file).filter(|memory| memory.id() == id && memory.nonce() == nonce)
+        let Some(mut memory) =
+            Memory::read(file).filter(|memory| memory.id() == id && memory.nonce() == nonce)
         else {
             return Ok(None);
         };
-        let holding = process.hold(id, locked.number()?)?;
+        memory.set_claim(locked.claim(id)?);
+        let holding = process.hold(id, memory.claim())?;
         Ok(Some((memory, holding)))
     }
 
@@ -215,6 +228,28 @@ impl Locked<'_> {
         let next = u64::from_le_bytes(last) + 1;
         self.file.write_all_at(&next.to_le_bytes(), 0)?;
         Ok(next)
+    }
+
+    /// A number for a new claim that is made from another; a maker's claim has the number of its memory.
+    fn claim(&self, from: u64) -> io::Result<u64> {
+        let number = self.number()?;
+        // Behind the counter: from which each claim was made.
+        self.file.write_all_at(&from.to_le_bytes(), number * 8)?;
+        Ok(number)
+    }
+
+    /// The claims from which one was made, from the maker's to itself.
+    pub(crate) fn line_of(&self, claim: u64) -> io::Result<Vec<u64>> {
+        let mut line = vec![claim];
+        loop {
+            let mut from = [0; 8];
+            // A maker's claim, and behind the last, is nothing.
+            let known = self.file.read_at(&mut from, line[0] * 8)?;
+            match u64::from_le_bytes(from) {
+                from if known == 8 && from != 0 => line.insert(0, from),
+                _ => return Ok(line),
+            }
+        }
     }
 
     fn make_room(&self, device: u32, bytes: Bytes) -> Result<(), Failed> {

@@ -16,7 +16,7 @@
 //! | file | what |
 //! |---|---|
 //! | `card` | [`Settings`], written by whoever comes first |
-//! | `lock` | held exclusively by each operation; holds the counter of ids |
+//! | `lock` | held exclusively by each operation; holds the counter of ids, then from which claim each was made |
 //! | `memory-DEVICE-ID-BYTES` | memory, and one page behind it that says so to an importer |
 //! | `process-PID-START-NAMESPACE` | a process: contexts, then what it holds |
 //! | `faults` | failures to inject, see [`Faults`]; tests write it |

@@ -7,25 +7,36 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Marks a file's description.
-pub(crate) fn put(file: &File, at: u64) -> io::Result<()> {
-    lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, at).map(|_| ())
+/// Marks a file's description with a number; the marks begin at this byte.
+pub(crate) fn put(file: &File, start: u64, number: u64) -> io::Result<()> {
+    lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, (start + number, 1)).map(|_| ())
 }
 
-/// Whether another description of the same file is marked.
-pub(crate) fn is_there(file: &File, at: u64) -> io::Result<bool> {
-    Ok(lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, at)? != libc::F_UNLCK)
+/// The numbers with which other descriptions of the same file are marked.
+pub(crate) fn all(file: &File, start: u64) -> io::Result<Vec<u64>> {
+    let (mut next, mut found) = (start, Vec::new());
+    while let Some(at) = lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, (next, 0))? {
+        found.push(at - start);
+        next = at + 1;
+    }
+    Ok(found)
 }
 
-/// What the kernel makes of the kind of lock.
-fn lock(file: &File, command: i32, kind: i32, at: u64) -> io::Result<i32> {
-    let kind = i16::try_from(kind).expect("it is one of three small numbers");
-    let start = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let whence = i16::try_from(libc::SEEK_SET).expect("it is zero");
-    let mut lock = libc::flock { l_type: kind, l_whence: whence, l_start: start, l_len: 1, l_pid: 0 };
+/// Where the kernel knows of another lock in these bytes, of which no number means all that come.
+fn lock(file: &File, command: i32, kind: i32, (start, length): (u64, i64)) -> io::Result<Option<u64>> {
+    let small = |number: i32| i16::try_from(number).expect("it is one of a few small numbers");
+    let start = i64::try_from(start).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut lock = libc::flock {
+        l_type: small(kind),
+        l_whence: small(libc::SEEK_SET),
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    };
     // SAFETY: these commands want a pointer to a lock that may be written, and the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
         -1 => Err(io::Error::last_os_error()),
-        _ => Ok(i32::from(lock.l_type)),
+        _ if i32::from(lock.l_type) == libc::F_UNLCK => Ok(None),
+        _ => Ok(u64::try_from(lock.l_start).ok()),
     }
 }

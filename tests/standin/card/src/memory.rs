@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use gpulease_words::Bytes;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, SeekFrom, flock, seek};
 
 use crate::mark;
 
@@ -19,6 +19,8 @@ const MAGIC: [u8; 16] = *b"gpulease standin";
 pub struct Memory {
     file: File,
     label: Label,
+    /// Its number among the card's claims; of a descriptor's not yet counted import, that of the descriptor.
+    claim: u64,
 }
 
 /// What the trailer says.
@@ -42,7 +44,7 @@ impl Memory {
         trailer.extend(label.bytes.get().to_le_bytes());
         trailer.extend(label.nonce);
         file.write_all_at(&trailer, label.bytes.get())?;
-        Ok(Self { file, label })
+        Ok(Self { file, label, claim: label.id })
     }
 
     /// The memory that a descriptor is of, if it is of any.
@@ -60,23 +62,37 @@ impl Memory {
             bytes: Bytes::new(u64::from_le_bytes(*size)),
             nonce: nonce.try_into().ok()?,
         };
-        (*magic == MAGIC && label.bytes.get() == bytes).then_some(Self { file, label })
+        (*magic == MAGIC && label.bytes.get() == bytes).then_some(Self { file, label, claim: label.id })
     }
 
-    /// The memory of a descriptor that another process exported, by a claim of its own.
+    /// The memory of a descriptor that another process exported, by a description of its own.
     #[must_use]
     pub fn import(descriptor: BorrowedFd<'_>) -> Option<Self> {
-        Self::read(claim(descriptor).ok()?)
+        let claim = seek(descriptor, SeekFrom::Current(0)).ok()?;
+        Some(Self { claim, ..Self::read(claimed(descriptor).ok()?)? })
     }
 
-    /// A descriptor of it, closed on exec. It is a claim by itself, whoever has it.
-    ///
-    /// # Errors
-    /// What the kernel says: most often, too many open files.
-    pub fn export(&self) -> io::Result<OwnedFd> {
-        let file = claim(self.file.as_fd())?;
-        mark::put(&file, self.label.bytes.get() + TRAILER)?;
+    /// A descriptor of it with this number, closed on exec. It is a claim by itself, whoever has it; its number is where
+    /// it would read next, which nobody does.
+    pub(crate) fn export(&self, claim: u64) -> io::Result<OwnedFd> {
+        let file = claimed(self.file.as_fd())?;
+        seek(&file, SeekFrom::Start(claim))?;
+        mark::put(&file, self.end(), claim)?;
         Ok(file.into())
+    }
+
+    /// Its number among the card's claims.
+    pub(crate) fn claim(&self) -> u64 {
+        self.claim
+    }
+
+    /// It has been counted.
+    pub(crate) fn set_claim(&mut self, claim: u64) {
+        self.claim = claim;
+    }
+
+    fn end(&self) -> u64 {
+        self.label.bytes.get() + TRAILER
     }
 
     /// Its device.
@@ -120,13 +136,13 @@ impl Memory {
     }
 }
 
-/// Whether a descriptor of the memory that a file is of is about; asked by a description that has nothing else to do.
-pub(crate) fn is_exported(file: &File) -> io::Result<bool> {
-    mark::is_there(file, file.metadata()?.len())
+/// The numbers of the descriptors of the memory that a file is of; asked by a description that has nothing else to do.
+pub(crate) fn exported(file: &File) -> io::Result<Vec<u64>> {
+    mark::all(file, file.metadata()?.len())
 }
 
 /// A description of its own of the memory behind a descriptor.
-fn claim(of: BorrowedFd<'_>) -> io::Result<File> {
+fn claimed(of: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", of.as_raw_fd());
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     flock(&file, FlockOperation::LockShared)?;

@@ -1,6 +1,7 @@
 //! What is used on the card, counted afresh.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::iter::repeat_n;
@@ -10,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::card::Locked;
-use crate::memory::is_exported;
+use crate::memory::exported;
 use crate::process::{Contents, Who};
 use crate::settings::Settings;
 
@@ -28,14 +29,8 @@ struct Piece {
     id: u64,
     device: u32,
     bytes: Bytes,
-    descriptor: Descriptor,
-}
-
-/// Whether anybody has a descriptor of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Descriptor {
-    Open,
-    None,
+    /// The number of the claim that it is booked on; with a quick look, none.
+    booked_on: Option<u64>,
 }
 
 /// A process that has a context on a device, as NVML lists it.
@@ -76,17 +71,45 @@ impl Locked<'_> {
                 survey.processes.push(Found { who, contents });
             }
         }
+        if look == Look::Truth {
+            self.book(&mut survey)?;
+        }
         Ok(survey)
+    }
+
+    /// Finds for each piece the claim that it is booked on.
+    ///
+    /// The real driver (580) keeps claims in a ring: a new one goes right behind the one that it was made from, and when
+    /// the one that the memory is booked on ends, the next has it. So it is always the first of those that are left.
+    fn book(&self, survey: &mut Survey) -> io::Result<()> {
+        let mut claims: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for &(id, claim) in survey.processes.iter().flat_map(|found| &found.contents.held) {
+            claims.entry(id).or_default().push(claim);
+        }
+        for piece in &mut survey.memory {
+            let held = claims.remove(&piece.id).unwrap_or_default();
+            if held.contains(&piece.id) {
+                piece.booked_on = Some(piece.id);
+                continue;
+            }
+            let name = memory_name(piece.device, piece.id, piece.bytes);
+            let descriptors = match self.alive(&name)? {
+                Some(file) => exported(&file)?,
+                None => Vec::new(),
+            };
+            let mut lines = Vec::new();
+            for claim in held.into_iter().chain(descriptors) {
+                let line: Vec<Reverse<u64>> = self.line_of(claim)?.into_iter().map(Reverse).collect();
+                lines.push((line, claim));
+            }
+            piece.booked_on = lines.into_iter().min().map(|(_, claim)| claim);
+        }
+        Ok(())
     }
 
     /// The piece, if it still exists.
     fn look_at(&self, name: &str, piece: Piece, look: Look) -> io::Result<Option<Piece>> {
-        if look == Look::Names {
-            return Ok(Some(piece));
-        }
-        let Some(file) = self.alive(name)? else { return Ok(None) };
-        let descriptor = if is_exported(&file)? { Descriptor::Open } else { Descriptor::None };
-        Ok(Some(Piece { descriptor, ..piece }))
+        Ok((look == Look::Names || self.is_alive(name)?).then_some(piece))
     }
 }
 
@@ -108,26 +131,16 @@ impl Survey {
         self.settings.bytes.saturating_sub(self.used(device))
     }
 
-    /// The processes with a context on a device. Memory is booked on who made it while he has his handle, then on who
-    /// alone has a claim to it, and else on nobody; a descriptor is a claim, and so is each import. That is how the
-    /// real driver counts it (580).
+    /// The processes with a context on a device, each with the memory that is booked on a claim of its own. What is
+    /// booked on a descriptor is nobody's.
     #[must_use]
     pub fn residents(&self, device: u32) -> Vec<Resident> {
-        let mut claims: BTreeMap<u64, Vec<(u64, usize)>> = BTreeMap::new();
-        for (index, found) in self.processes.iter().enumerate() {
-            for &(id, claim) in &found.contents.held {
-                claims.entry(id).or_default().push((claim, index));
-            }
-        }
-        let booked_on = |piece: &&Piece| -> Option<usize> {
-            let claims = claims.get(&piece.id)?;
-            let makers = claims.iter().find(|(claim, _)| *claim == piece.id);
-            let alone = (claims.len() == 1 && piece.descriptor == Descriptor::None).then(|| &claims[0]);
-            makers.or(alone).map(|&(_, index)| index)
-        };
         let owned_by = |index: usize| -> Bytes {
+            let claims: BTreeSet<u64> =
+                self.processes[index].contents.held.iter().map(|&(_, claim)| claim).collect();
             let here = self.memory.iter().filter(|piece| piece.device == device);
-            here.filter(|piece| booked_on(piece) == Some(index)).map(|piece| piece.bytes).sum()
+            let booked = here.filter(|piece| piece.booked_on.is_some_and(|claim| claims.contains(&claim)));
+            booked.map(|piece| piece.bytes).sum()
         };
         let with_context =
             self.processes.iter().enumerate().filter(|(_, found)| found.contents.contexts(device) > 0);
@@ -158,5 +171,5 @@ fn memory_of_name(name: &str) -> Option<Piece> {
     let mut parts = name.strip_prefix("memory-")?.splitn(3, '-');
     let (device, id, bytes) = (parts.next()?, parts.next()?, parts.next()?);
     let (device, id, bytes) = (device.parse().ok()?, id.parse().ok()?, Bytes::new(bytes.parse().ok()?));
-    Some(Piece { id, device, bytes, descriptor: Descriptor::None })
+    Some(Piece { id, device, bytes, booked_on: None })
 }

@@ -156,7 +156,7 @@ entry_points! {
             return Err(Code::INVALID_VALUE);
         }
         // CUDA does not promise that the descriptor is closed on exec, so here it never is.
-        let descriptor = handle.held.memory().export().map_err(system)?;
+        let descriptor = driver.card.export(handle.held.memory()).map_err(system)?;
         fcntl_setfd(&descriptor, FdFlags::empty()).map_err(|error| system(error.into()))?;
         // SAFETY: the header wants a pointer to an int, or null, for this kind of handle.
         unsafe { put(out, descriptor.into_raw_fd()) }
@@ -168,9 +168,9 @@ entry_points! {
             return Err(Code::INVALID_VALUE);
         }
         // SAFETY: the caller keeps it open during the call; one that is closed is refused by the kernel.
-        let memory = Memory::import(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(Code::UNKNOWN)?;
+        let mut memory = Memory::import(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(Code::UNKNOWN)?;
         driver.ordinal(memory.device()).ok_or(Code::INVALID_DEVICE)?;
-        let holding = driver.card.hold(&driver.process, &memory).map_err(system)?;
+        let holding = driver.card.hold(&driver.process, &mut memory).map_err(system)?;
         let held = Arc::new(Held::new((memory, holding)));
         let name = driver.state().handles.add(Handle { held, exportable: Switch::Off, claims: 1 });
         // SAFETY: the header wants a pointer to a handle, or null.

@@ -2,9 +2,9 @@
 //!
 //! It answers as driver 580 was seen to: `used` is exact and current, counts neither the reserve
 //! nor anything else that a process could have; a process is listed from its first context on, with
-//! its context, the memory that it made while it has the handle, and what it alone still has of
-//! others' memory; what several have, descriptors counted, is listed for nobody but its maker; pids
-//! are those of the reader's namespace.
+//! its context and the memory that is booked on a claim of its own: on the maker's handle, and then
+//! on the next claim in the ring of them (see the card's survey); what is booked on a descriptor is
+//! listed for nobody; pids are those of the reader's namespace.
 //!
 //! Without `GPULEASE_STANDIN_DIR` it is a driver that is not loaded.
 
