@@ -171,7 +171,9 @@ impl Balance {
             let (taken, rest) = picked(&mut gone, grown);
             let Some(tenants) = taken.first().map(|drain| &drain.tenants) else { continue };
             let was_given = taken.iter().any(|drain| drain.tenants.pids.contains(pid));
-            if rest.is_zero() && (was_given || !self.doubts.is_his_own(*pid, grown, tenants)) {
+            if rest.is_zero()
+                && (was_given || !self.doubts.is_his_own(*pid, grown, tenants, self.latest.free))
+            {
                 taken.into_iter().for_each(|drain| drain.place = Place::Listed([*pid].into()));
                 self.levels.insert(*pid, *used);
             }

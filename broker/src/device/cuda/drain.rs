@@ -105,7 +105,9 @@ impl Drain {
             (Return::Whole | Return::Part, _) if !in_time => BTreeSet::new(),
             (_, known) if !known.is_empty() => known,
             (Return::Whole | Return::Part, _) => BTreeSet::new(),
-            (Return::Nothing | Return::Unknown, _) => doubts.holders(grown, self.bytes, &self.tenants),
+            (Return::Nothing | Return::Unknown, _) => {
+                doubts.holders(grown, self.bytes, &self.tenants, since.free)
+            }
         };
         let is_there = match before {
             Some(before) => now.unlisted <= before.unlisted,

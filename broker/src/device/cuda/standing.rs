@@ -12,6 +12,8 @@ pub(super) struct Standing {
     /// Negative where the card counts the memory of two importers twice.
     pub(super) unlisted: i64,
     pub(super) listed: BTreeMap<Pid, Bytes>,
+    /// What nobody has.
+    pub(super) free: Bytes,
 }
 
 impl Standing {
@@ -23,7 +25,7 @@ impl Standing {
         let listed: BTreeMap<Pid, Bytes> = uses.map(|&ProcessUse { pid, bytes }| (pid, bytes)).collect();
         let unlisted =
             signed(reading.used) - listed.values().map(|b| signed(*b)).sum::<i64>() - signed(handled);
-        Self { unlisted, listed }
+        Self { unlisted, listed, free: reading.free() }
     }
 
     /// The processes whose use is at least this.

@@ -23,6 +23,8 @@ struct Bench {
     listed: BTreeMap<Pid, Bytes>,
     handled: Bytes,
     now: Instant,
+    /// What is not free beside that.
+    base: Bytes,
 }
 
 impl Bench {
@@ -34,11 +36,12 @@ impl Bench {
         let start = standing(unlisted, &listed, handled);
         let mut balance = Balance::new(start);
         balance.doubts = Doubts::among(user_of);
-        Self { balance, unlisted, listed, handled, now: Instant::now() }
+        Self { balance, unlisted, listed, handled, now: Instant::now(), base: Bytes::ZERO }
     }
 
     fn standing(&self) -> Standing {
-        standing(self.unlisted, &self.listed, self.handled)
+        let standing = standing(self.unlisted, &self.listed, self.handled);
+        Standing { free: standing.free.saturating_sub(self.base), ..standing }
     }
 
     /// The broker gives its handle up; `change` is what the card shows for it.
@@ -154,24 +157,28 @@ fn who_was_given_it_and_has_more_by_as_much_is_its_holder() {
 
 /// Nothing was seen of it, and somebody has more by as much who was never given it.
 #[test]
-fn in_doubt_it_depends_on_whose_he_is_and_how_much_was_in_doubt_before() {
-    let holders = |pid, most| {
+fn in_doubt_it_depends_on_whose_he_is_and_what_was_free_and_in_doubt_before() {
+    let holders = |pid, free: Bytes, most| {
         let mut bench = Bench::new(&[mib(64)]);
         bench.balance.doubt_at_most(most);
         bench.listed.insert(pid, CONTEXT);
+        bench.base = bench.standing().free.saturating_sub(free);
         bench.release_seen(Return::Nothing, |card| card.list(pid, mib(64)));
         (bench.balance.holders(A), bench.is_back(A))
     };
-    assert_eq!(holders(STRANGER, Bytes::ZERO), (vec![], true), "another user's takes for himself");
-    assert_eq!(holders(OTHER, mib(64)), (vec![], true), "the same user's may, too");
-    assert_eq!(holders(OTHER, mib(62)), (vec![OTHER], false), "but not so much");
-    assert_eq!(holders(NOBODY_KNOWS, mib(62)), (vec![NOBODY_KNOWS], false), "nor anybody unknown");
+    let his_own = (vec![], true);
+    assert_eq!(holders(STRANGER, gib(9), Bytes::ZERO), his_own, "another user's takes for himself");
+    assert_eq!(holders(OTHER, mib(127), mib(64)), his_own, "the same user's may, too");
+    assert_eq!(holders(OTHER, mib(128), mib(64)), (vec![OTHER], false), "but had no need to");
+    assert_eq!(holders(OTHER, mib(127), mib(62)), (vec![OTHER], false), "nor so much");
+    assert_eq!(holders(NOBODY_KNOWS, mib(127), mib(62)), (vec![NOBODY_KNOWS], false));
 }
 
 /// What is passed on twice is not taken for what its holder allocates, until he gives it back.
 #[test]
 fn what_is_in_doubt_adds_up_while_he_has_it() {
     let mut bench = Bench::new(&[mib(64), mib(2)]);
+    bench.base = gib(140);
     bench.balance.doubt_at_most(mib(64));
     bench.listed.insert(OTHER, CONTEXT);
     bench.release_seen(Return::Nothing, |card| card.list(OTHER, mib(64)));
