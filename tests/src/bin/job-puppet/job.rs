@@ -17,11 +17,25 @@ use crate::{bytes, hex, socket};
 /// What it has, by the names that the test gave. Dropped in this order.
 #[derive(Default)]
 pub(crate) struct Job {
-    guards: BTreeMap<String, mpsc::Sender<()>>,
+    guards: BTreeMap<String, Guard>,
     segments: BTreeMap<String, Segment>,
     asks: BTreeMap<String, Ask>,
     leases: BTreeMap<String, Arc<Lease>>,
     client: Option<Client>,
+}
+
+/// A guard on a thread of its own, since it borrows its lease. Dropped, it is left in a moment.
+struct Guard {
+    leave: mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Guard {
+    /// Returns when it has been left.
+    fn leave(self) {
+        drop(self.leave);
+        self.thread.join().expect("the thread of a guard only waits");
+    }
 }
 
 type Said = Result<String, Box<dyn Error>>;
@@ -106,7 +120,7 @@ impl Job {
             }
             ("standing", [name]) => return Ok(format!("{:?}", self.named(name)?.standing())),
             ("enter", [name]) => return self.enter(name),
-            ("leave", [name]) => drop(self.guards.remove(*name).ok_or("no such guard")?),
+            ("leave", [name]) => self.guards.remove(*name).ok_or("no such guard")?.leave(),
             ("release", [name]) => {
                 let lease = self.leases.remove(*name).ok_or("no such lease")?;
                 let lease = Arc::into_inner(lease).ok_or("a guard of it lives")?;
@@ -150,12 +164,11 @@ impl Job {
         Ok(String::new())
     }
 
-    /// A guard lives on a thread of its own, since it borrows its lease.
     fn enter(&mut self, name: &str) -> Said {
         let lease = self.named(name)?.clone();
         let (leave, left) = mpsc::channel::<()>();
         let (tell, entered) = mpsc::channel();
-        std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             let guard = lease.enter_blocking().map_err(|error| error.to_string());
             // The test waits for it.
             let _ = tell.send(guard.as_ref().map(drop).map_err(Clone::clone));
@@ -164,7 +177,7 @@ impl Job {
             drop(guard);
         });
         entered.recv()??;
-        self.guards.insert(name.to_owned(), leave);
+        self.guards.insert(name.to_owned(), Guard { leave, thread });
         Ok(String::new())
     }
 
