@@ -342,7 +342,8 @@ on_every_gpu! {
     }
 
     /// Claims stand in a ring: a descriptor or an import goes right behind the claim that it was made from. Memory is
-    /// listed for its maker, and then for the next in the ring; for nobody where that is a descriptor.
+    /// listed for its maker, and then for the next in the ring; for nobody where that is a descriptor. Elder imports, and
+    /// those of others, were not asked of a card yet.
     fn memory_is_booked_on_the_next_in_the_ring(gpu: &Gpu) {
         for (keeps, listed) in [
             ("nothing", [0, 256, 0]),
