@@ -11,6 +11,7 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use criterion::measurement::{Measurement, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gpulease_arbiter::{
     Arbiter, Authority, Budget, Budgets, DeviceSpec, DeviceWish, Effect, Event, Guard, Patience, Peer,
@@ -40,12 +41,28 @@ struct World {
     asked: BTreeMap<RequestId, Client>,
 }
 
+/// What operators say of a thousand users.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    /// Nothing.
+    None,
+    /// Limits and weights.
+    Limits,
+    /// Those, a guarantee for each, an arena, and a bound on what is pinned.
+    Guarantees,
+}
+
 impl World {
     fn new(capacity: Bytes, user_limit: impl Fn(u64) -> Option<Bytes>) -> Self {
+        Self::under(Rules::Limits, capacity, user_limit)
+    }
+
+    fn under(rules: Rules, capacity: Bytes, user_limit: impl Fn(u64) -> Option<Bytes>) -> Self {
         let device = DeviceSpec { id: DEVICE, capacity, overhead_estimate: CONTEXT };
         let user = |n: u64| {
             let weight = NonZeroU32::MIN.saturating_add(number(n % 3));
-            (Uid::new(number(n)), Budget { limit: user_limit(n), weight, ..Budget::default() })
+            let guarantee = if rules == Rules::Guarantees { mib(32) } else { Bytes::ZERO };
+            (Uid::new(number(n)), Budget { limit: user_limit(n), weight, guarantee, ..Budget::default() })
         };
         let staff =
             Budget { weight: NonZeroU32::MIN.saturating_add(2), limit: Some(capacity), ..Budget::default() };
@@ -54,7 +71,12 @@ impl World {
             users: (0..USERS).map(user).collect(),
             ..Budgets::default()
         };
+        let budgets = if rules == Rules::None { Budgets::default() } else { budgets };
         let policy = Policy { sessions_max: u32::MAX, ..Policy::default() };
+        let policy = match rules {
+            Rules::None | Rules::Limits => policy,
+            Rules::Guarantees => Policy { arena: gib(1_024), pinned_max: Some(gib(40)), ..policy },
+        };
         let arbiter = Arbiter::new(policy, budgets, &[device]);
         Self { arbiter, now: Time::START, last: 0, clients: 0, held: VecDeque::new(), asked: BTreeMap::new() }
     }
@@ -162,9 +184,13 @@ impl World {
     /// A full device and `n` asks in the line; one in five wants two seats, and so is passed over
     /// while only one is empty. Each third user has a budget of one large or two small seats.
     fn with_waiters(n: u64) -> Self {
+        Self::waiters_under(Rules::Limits, n)
+    }
+
+    fn waiters_under(rules: Rules, n: u64) -> Self {
         let seat = gib(1).checked_add(CONTEXT).expect("small");
         let capacity = seat.checked_mul(SEATS).expect("small");
-        let mut world = Self::new(capacity, |user| (user % 3 == 0).then(|| gib(3)));
+        let mut world = Self::under(rules, capacity, |user| (user % 3 == 0).then(|| gib(3)));
         for i in 0..SEATS + n {
             let client = world.client();
             world.acquire(client, gib(1 + u64::from(i >= SEATS && i % 5 == 4)));
@@ -238,6 +264,35 @@ fn next_wake_up(c: &mut Criterion) {
     group.finish();
 }
 
+/// What budgets of a thousand users cost beside 100,000 waiters. The worlds take turns of a few cycles, so that
+/// whatever else the machine does weighs on all of them alike.
+fn cost_of_budgets(_: &mut Criterion) {
+    const TURNS: u32 = 400;
+    const CYCLES: u32 = 25;
+    let kinds = [("none", Rules::None), ("limits", Rules::Limits), ("guarantees", Rules::Guarantees)];
+    let mut worlds = kinds.map(|(name, rules)| (name, World::waiters_under(rules, 100_000), Duration::ZERO));
+    for turn in 0..=TURNS {
+        for (_, world, spent) in &mut worlds {
+            let start = WallTime.start();
+            for _ in 0..CYCLES {
+                let client = world.release();
+                world.acquire(client, gib(1));
+            }
+            let took = WallTime.end(start);
+            // The first turn warms up.
+            *spent += if turn == 0 { Duration::ZERO } else { took };
+        }
+    }
+    let base = worlds[0].2;
+    for (name, _, spent) in &worlds {
+        let ratio = spent.as_secs_f64() / base.as_secs_f64();
+        println!(
+            "release to the next of 100000 waiters, budgets: {name}: {:?}, ratio {ratio:.2}",
+            *spent / (TURNS * CYCLES)
+        );
+    }
+}
+
 /// Not a decision: made on demand, a few times a second, its cost grows with all there is.
 fn snapshot(c: &mut Criterion) {
     let mut group = c.benchmark_group("snapshot beside waiters");
@@ -252,5 +307,5 @@ fn snapshot(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decisions, next_wake_up, snapshot);
+criterion_group!(benches, cost_of_budgets, decisions, next_wake_up, snapshot);
 criterion_main!(benches);

@@ -147,7 +147,19 @@ impl Arbiter {
     fn fitness(&self, asker: &Asker, id: LeaseId) -> Fitness {
         let lease = &self.leases[&id];
         let movable = lease.state == LeaseState::Active && lease.pinning == Pinning::Movable;
-        if !movable || self.is_protected(lease) || !self.hears(id) {
+        if !movable {
+            return Fitness::Never;
+        }
+        let resident_until = match asker.urgency {
+            Urgency::Owed => Time::START,
+            Urgency::Barrier | Urgency::InLine => lease.residence.since.plus(self.residency(lease)),
+        };
+        let from = resident_until.max(lease.residence.not_before);
+        if from > self.now {
+            // Whether it may be asked then is seen then: to look at all of them each time costs too much.
+            return Fitness::Later(from);
+        }
+        if self.is_protected(lease) || !self.hears(id) {
             return Fitness::Never;
         }
         let idle = lease.residence.idleness == Idleness::Idle;
@@ -158,15 +170,7 @@ impl Arbiter {
             (Urgency::Barrier | Urgency::InLine, Use::Growth) => idle,
             (Urgency::InLine, Use::Lease | Use::Resume) => fair(),
         };
-        if !may {
-            return Fitness::Never;
-        }
-        let resident_until = match asker.urgency {
-            Urgency::Owed => Time::START,
-            Urgency::Barrier | Urgency::InLine => lease.residence.since.plus(self.residency(lease)),
-        };
-        let from = resident_until.max(lease.residence.not_before);
-        if from <= self.now { Fitness::Now } else { Fitness::Later(from) }
+        if may { Fitness::Now } else { Fitness::Never }
     }
 
     /// For how long the lease keeps its memory against all but what is owed to others.
