@@ -178,7 +178,11 @@ impl Arbiter {
     }
 
     fn asker(&self, ask: &Ask, needs: &[(DeviceId, Bytes)]) -> Asker {
+        // What it has begun to take is on its way; others keep their residency against one that merely began.
+        let broken = |lease: LeaseId| self.leases[&lease].residence.broken.is_some();
+        let began = ask.right == Right::Returning && !ask.lease().is_some_and(broken);
         let urgency = match (ask.right, &ask.stage) {
+            (Right::Returning, _) if began => Urgency::Barrier,
             (Right::Returning | Right::Guaranteed, _) => Urgency::Owed,
             (Right::Lent, Stage::Barrier { .. }) => Urgency::Barrier,
             (Right::Lent, Stage::InLine | Stage::OwnDrain | Stage::Leaving) => Urgency::InLine,
