@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use gpulease_cuda::IpcHandle;
+use gpulease_cuda::{IpcHandle, Preload};
 use gpulease_proto::handover::Ticket;
 use gpulease_proto::v1::{self, allocate_reply::Outcome, allocated::Handle};
 use gpulease_words::{Bytes, DeviceId, Reason, SegmentId};
@@ -11,7 +11,7 @@ use gpulease_words::{Bytes, DeviceId, Reason, SegmentId};
 use crate::ask::Wait;
 use crate::asked::Asked;
 use crate::charge::Charge;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::engine::Share;
 use crate::entry::until_here;
 use crate::error::{AskError, Denied, Error};
@@ -104,6 +104,7 @@ impl<'l> Allocation<'l> {
         if let Some(spare) = self.spare(device.id) {
             return Ok(spare);
         }
+        self.stay_with_the_preload(&device).await?;
         let allocated = self.put_when_here(device.id).await?;
         let charge =
             Charge::new(self.lease, SegmentId::new(allocated.segment_id), Bytes::new(allocated.bytes));
@@ -127,6 +128,16 @@ impl<'l> Allocation<'l> {
                 let _ = charge.give_back().await;
                 Err(error.into())
             }
+        }
+    }
+
+    /// In a program under the preload library that has memory of the same lease, too, the broker would take the word of one
+    /// for both: such a lease stays where it is.
+    async fn stay_with_the_preload(&self, device: &Device) -> Result<(), AskError> {
+        let preload = Preload::of_this_process().filter(|_| device.kind == DeviceKind::Cuda);
+        match preload.filter(|preload| preload.has_memory_of(self.lease.id())) {
+            Some(_) => self.lease.pin_once().await,
+            None => Ok(()),
         }
     }
 

@@ -226,12 +226,7 @@ impl Lease {
     /// # Errors
     /// Denied as `pinned_full` where the device has no more room for what can't move; it is as it was then.
     pub async fn pin(&self) -> Result<(), AskError> {
-        let (session, key) = (self.state.session(), self.state.key());
-        let call = |mut jobs: Jobs, session| async move {
-            jobs.pin(v1::PinRequest { session: Some(session), lease_id: key.id.get() }).await
-        };
-        let reply = session.request("a pin", Some(key), call).await?;
-        reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
+        self.state.pin().await
     }
 
     /// As [`Self::enter`], blocking this thread.

@@ -1,6 +1,7 @@
 //! What all handles and segments of one lease share.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,13 +10,14 @@ use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SegmentId};
 use tokio::sync::broadcast::{self, Receiver, Sender};
 
 use crate::engine::Share;
-use crate::error::{Denied, Error};
+use crate::error::{AskError, Denied, Error};
 use crate::gate::{Absence, Gate};
 use crate::lease::Standing;
 use crate::leases::{Epoch, LeaseKey};
 use crate::presence::Presence;
 use crate::pressure::{NOTICES_KEPT, Recall};
 use crate::segment::Segment;
+use crate::session::Jobs;
 use crate::spares::Spares;
 use crate::suspension::{Body, Homecoming, Order, Orders};
 use crate::token::Token;
@@ -49,6 +51,8 @@ pub(crate) struct LeaseState {
     orders: OnceLock<Orders>,
     homecoming: Homecoming,
     spares: Spares,
+    /// Whether this process had it pinned for the sake of the preload library.
+    pinned: AtomicBool,
     /// Why its memory could not be brought back.
     broken: Mutex<Option<String>>,
     standing: Mutex<Standing>,
@@ -69,6 +73,7 @@ impl LeaseState {
             orders: OnceLock::new(),
             homecoming: Homecoming::default(),
             spares: Spares::default(),
+            pinned: AtomicBool::new(false),
             broken: Mutex::default(),
             standing: Mutex::new(Standing::Active),
             notices: Mutex::new(Some(Sender::new(NOTICES_KEPT))),
@@ -156,6 +161,25 @@ impl LeaseState {
             }
             (None, Standing::Active | Standing::Lost) => Error::Lost { lease },
         }
+    }
+
+    /// Asks the broker never to suspend it.
+    pub(crate) async fn pin(&self) -> Result<(), AskError> {
+        let key = self.key();
+        let call = |mut jobs: Jobs, session| async move {
+            jobs.pin(v1::PinRequest { session: Some(session), lease_id: key.id.get() }).await
+        };
+        let reply = self.session.request("a pin", Some(key), call).await?;
+        reply.denied.map_or(Ok(()), |denied| Err(AskError::refused(denied)))
+    }
+
+    /// The same, unless it was done.
+    pub(crate) async fn pin_once(&self) -> Result<(), AskError> {
+        if !self.pinned.load(Ordering::Relaxed) {
+            self.pin().await?;
+            self.pinned.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(crate) fn is_forked(&self) -> bool {

@@ -4,6 +4,7 @@
 //! Each check has its control beside it: the same program without a lease gets what the check refuses.
 
 mod bare;
+mod beside;
 mod driver;
 mod failures;
 mod lab;

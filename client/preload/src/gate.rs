@@ -19,10 +19,12 @@ use std::time::Duration;
 
 use gpulease_client::{Presence, Resident, blocking};
 
+use crate::beside;
 use crate::capture;
 use crate::code::{Code, UNKNOWN};
 use crate::contexts;
-use crate::job;
+use crate::job::{self, Job};
+use crate::real::is_within;
 use crate::report::say;
 
 /// Threads that count on the same line wait for each other's caches; so many lines are enough.
@@ -134,6 +136,10 @@ fn come_in(line: &Line) -> Result<(), Code> {
         if line.entered.fetch_add(0, Ordering::SeqCst) > 0 && GATE.load(Ordering::SeqCst) & CLOSED == 0 {
             return Ok(());
         }
+        // Who brings memory away or back must not wait for it.
+        if is_within() {
+            return Ok(());
+        }
         // A forked child has nothing to wait for: the driver answers it.
         let Some(job) = job::if_joined() else { return Ok(()) };
         line.left.fetch_add(1, Ordering::SeqCst);
@@ -216,9 +222,10 @@ impl Keeper {
     ///
     /// # Errors
     /// Where the lease can't be entered.
-    pub(crate) fn begin(&self, lease: &'static blocking::Lease) -> Result<(), Code> {
-        let mut guard = self.lock();
+    pub(crate) fn begin(&self, job: &'static Job) -> Result<(), Code> {
+        let (mut guard, lease) = (self.lock(), &job.lease);
         if let Guard::Unneeded = *guard {
+            beside::stay_together(job)?;
             if barrier::is_to_be_had() {
                 GATE.fetch_and(!FENCED, Ordering::SeqCst);
             }
@@ -227,6 +234,11 @@ impl Keeper {
             keep_watch(lease);
         }
         Ok(())
+    }
+
+    /// Whether there is memory to guard, or was.
+    pub(crate) fn has_begun(&self) -> bool {
+        !matches!(*self.lock(), Guard::Unneeded)
     }
 
     /// Opens a closed gate, when the memory is here.

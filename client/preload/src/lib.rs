@@ -18,6 +18,7 @@
 
 mod ancient;
 mod arrays;
+mod beside;
 mod budget;
 mod capture;
 mod charged;

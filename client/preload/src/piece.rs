@@ -32,7 +32,7 @@ impl Piece {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room; why is said once.
     pub(crate) fn take(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {
-        job.keeper.begin(&job.lease)?;
+        job.keeper.begin(job)?;
         for attempts in 1..=ATTEMPTS {
             let error = match gate::inside(|| attempt(job, device, bytes))? {
                 Ok(piece) => return Ok(piece),

@@ -25,6 +25,11 @@ pub(crate) fn within<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// From now on, until it is said otherwise; what was so before.
+pub(crate) fn set_within(now: bool) -> bool {
+    WITHIN.replace(now)
+}
+
 /// Whether this thread is at work for the library itself.
 pub(crate) fn is_within() -> bool {
     WITHIN.get()

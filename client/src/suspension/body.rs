@@ -4,6 +4,7 @@ use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use gpulease_cuda::moving;
 use gpulease_words::{Bytes, SegmentId};
 
 use crate::device::{Device, DeviceKind};
@@ -130,11 +131,11 @@ impl Body {
         }
         let pair = lanes.of(gpus, &self.device).map_err(|error| self.map(error))?;
         // SAFETY: the caller's promise; the host copy is this body's own.
-        let out = unsafe { pair.out().out(&self.site, copy, || ()) };
+        let out = moving(|| unsafe { pair.out().out(&self.site, copy, || ()) });
         let (sums, ()) = out.map_err(|error| self.swap(error))?;
         // With the lane free again, so that the next segment's bytes go out meanwhile.
         // SAFETY: the caller's promise.
-        unsafe { self.site.vacate() }.map_err(|error| self.map(error))?;
+        moving(|| unsafe { self.site.vacate() }).map_err(|error| self.map(error))?;
         *place = match std::mem::replace(&mut *place, Place::Closed) {
             Place::Here(Some(copy)) => Place::Away(copy, sums),
             other @ (Place::Here(None) | Place::Away(..) | Place::Closed) => other,
@@ -151,7 +152,8 @@ impl Body {
             Place::Away(..) => {
                 let chunks: Vec<_> =
                     chunks.iter().map(|chunk| (chunk.descriptor.as_fd(), chunk.bytes)).collect();
-                self.site.occupy(&chunks).map(|()| Moved::There).map_err(|error| self.map(error))
+                let occupied = moving(|| self.site.occupy(&chunks));
+                occupied.map(|()| Moved::There).map_err(|error| self.map(error))
             }
         }
     }
@@ -167,7 +169,7 @@ impl Body {
         let pair = lanes.of(gpus, &self.device).map_err(|error| self.map(error))?;
         let lane = pair.back();
         // SAFETY: the memory was mapped by `settle`; nobody uses it before the gate opens, which waits for this.
-        unsafe { lane.back(&self.site, copy, sums) }.map_err(|error| self.swap(error))?;
+        moving(|| unsafe { lane.back(&self.site, copy, sums) }).map_err(|error| self.swap(error))?;
         *place = match std::mem::replace(&mut *place, Place::Closed) {
             Place::Away(copy, _) => Place::Here(Some(copy)),
             other @ (Place::Here(_) | Place::Closed) => other,

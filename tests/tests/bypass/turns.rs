@@ -7,8 +7,8 @@ use gpulease_words::{Bytes, mib};
 use super::lab::{Card, Lab, STEP};
 
 /// A broker that has an arena and little patience, with room for two contexts and for the memory of one job.
-const ROOM: [&str; 2] = ["--capacity", "1630MiB"];
-const TURNS: &str = "arena = \"1GiB\"\npinned_max = \"1280MiB\"\n\
+pub(crate) const ROOM: [&str; 2] = ["--capacity", "1630MiB"];
+pub(crate) const TURNS: &str = "arena = \"1GiB\"\npinned_max = \"1280MiB\"\n\
     [graces]\nmin_residency = \"300ms\"\nidle_after = \"100ms\"\nmax_wait = \"1s\"\ndrain = \"2s\"\n";
 
 /// What the segments of each job come to, taken in all the ways that are the lease's.

@@ -1,4 +1,4 @@
-//! A CUDA program that knows nothing of gpulease and takes memory by every way that the driver has, through every door.
+//! A CUDA program that knows nothing of gpulease (but for [`library`]) and takes memory by every way that the driver has, through every door.
 //!
 //! `cuda-guest DOOR` obeys one message at a time over the socket that is its standard input, see
 //! `gpulease_tests::puppet`; `cuda-guest DOOR COMMAND...` does the commands, prints an answer a line, and ends. The
@@ -18,6 +18,7 @@
 //! | `crowd THREADS TIMES` | threads that allocate at once | |
 //! | `fork SIZE` | what a forked child meets | codes, and the descriptors that it has |
 //! | `fork-exit` | a forked child that ends with all its exit handlers | how it ended |
+//! | `library take SIZE`, `library check` | the same by the gpulease library, in its lease | |
 //! | `exec WHAT DOOR` | becomes this program again, its environment `kept` or `cleared` | |
 //! | `child COMMAND...` | another process of this program through the same door | its answers |
 
@@ -26,6 +27,7 @@ mod crowd;
 mod doors;
 mod graphs;
 mod kernels;
+mod library;
 mod linear;
 mod owners;
 mod pools;
@@ -44,6 +46,7 @@ use gpulease_tests::puppet::{receive, send};
 use gpulease_words::{Bytes, Size};
 
 use crate::doors::{Driver, Failed};
+use crate::library::Library;
 use crate::ways::{Taken, WAYS};
 
 /// What it has.
@@ -51,13 +54,14 @@ struct Guest {
     driver: Driver,
     taken: BTreeMap<u64, Taken>,
     last: u64,
+    library: Option<Library>,
 }
 
 fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);
     let door = arguments.next().expect("a door");
     let driver = Driver::open(&door).unwrap_or_else(|error| panic!("through {door}: {error}"));
-    let mut guest = Guest { driver, taken: BTreeMap::new(), last: 0 };
+    let mut guest = Guest { driver, taken: BTreeMap::new(), last: 0, library: None };
     let commands: Vec<String> = arguments.collect();
     if commands.is_empty() {
         return guest.serve();
@@ -114,6 +118,14 @@ impl Guest {
             ["trial", name] => trials::trial(&self.driver, name),
             ["crowd", threads, times] => crowd::crowd(&self.driver, count(threads), count(times)),
             ["fork", size] => processes::fork(&self.driver, bytes(size)),
+            ["library", "take", size] => {
+                let library = self.library.get_or_insert_with(Library::join);
+                library.take(&self.driver, bytes(size)).map(|()| String::new())
+            }
+            ["library", "check"] => {
+                let library = self.library.get_or_insert_with(Library::join);
+                library.check(&self.driver).map(|()| String::new())
+            }
             ["fork-exit"] => Ok(processes::fork_and_exit()),
             ["exec", environment, door] => Err(processes::exec(environment, door)),
             ["child", commands @ ..] => Ok(processes::child(self.driver.door_name(), commands)),
