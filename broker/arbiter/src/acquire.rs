@@ -264,6 +264,7 @@ impl Arbiter {
 
     fn made(&self, ask: &Ask, ask_name: u64, terms: Terms, devices: &[DeviceId]) -> Lease {
         let peer = &self.process(ask.process).peer;
+        let most = self.most(ask.process, ask.account, devices, terms.reserve);
         Lease {
             owner: Owner {
                 uid: peer.uid,
@@ -275,7 +276,7 @@ impl Arbiter {
             account: ask.account,
             state: LeaseState::Active,
             reserve: terms.reserve,
-            limit: terms.limit,
+            limit: terms.limit.min(most),
             terms,
             shares: devices.iter().map(|device| (*device, Share::default())).collect(),
             members: BTreeSet::new(),

@@ -218,7 +218,7 @@ pub(crate) struct Lease {
     pub(crate) state: LeaseState,
     /// On each device, now.
     pub(crate) reserve: Bytes,
-    /// On each device, now.
+    /// On each device, now; no more than devices and budgets could ever give when it was granted or resized.
     pub(crate) limit: Bytes,
     pub(crate) shares: BTreeMap<DeviceId, Share>,
     pub(crate) members: BTreeSet<ProcessId>,

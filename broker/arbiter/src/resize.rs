@@ -18,7 +18,7 @@ impl Arbiter {
         reserve: Bytes,
         limit: Bytes,
     ) -> Result<(), Denial> {
-        self.session(session)?;
+        let process = self.session(session)?.process;
         let of = self.leases.get(&lease).filter(|l| l.owner.session == Some(session));
         let of = of.ok_or(Denial::NoSuchLease)?;
         of.active()?;
@@ -33,10 +33,14 @@ impl Arbiter {
         for (device, bytes) in more {
             self.charge(lease, device, Bucket::SetAside, bytes);
         }
+        let (account, devices) = {
+            let of = &self.leases[&lease];
+            (of.account, of.shares.keys().copied().collect::<Vec<DeviceId>>())
+        };
+        let limit = limit.min(self.most(process, account, &devices, reserve));
         let of = self.lease_mut(lease);
         (of.reserve, of.limit, of.right) = (reserve, limit, right);
         self.take_stock_everywhere(lease);
-        let devices: Vec<DeviceId> = self.leases[&lease].shares.keys().copied().collect();
         for device in devices {
             self.review(lease, device);
         }

@@ -123,6 +123,27 @@ impl Arbiter {
         })
     }
 
+    /// The most that a lease of the process may hold on each of its devices if nothing else were leased: what the smallest
+    /// has beside the context, and what the tightest budget has beside the contexts and what is set aside on the others.
+    pub(crate) fn most(
+        &self,
+        process: ProcessId,
+        account: NodeId,
+        devices: &[DeviceId],
+        reserve: Bytes,
+    ) -> Bytes {
+        let context = |device: &DeviceId| self.overhead_alone(process, *device);
+        let on_devices = devices.iter().map(|d| self.ledger.book(*d).capacity.saturating_sub(context(d)));
+        let mut beside = devices.iter().map(context).fold(Bytes::ZERO, Bytes::saturating_add);
+        for _ in devices.iter().skip(1) {
+            beside = beside.saturating_add(reserve);
+        }
+        let limits = self.accounts.path(account).filter_map(|(_, node)| node.bytes.limit());
+        let in_accounts = limits.map(|limit| Bytes::new(limit).saturating_sub(beside));
+        let most = on_devices.chain(in_accounts).min().expect("a lease is on a device").round_down();
+        most.max(reserve)
+    }
+
     /// What the process's context costs on the device, whichever lease is charged for it.
     pub(crate) fn overhead_alone(&self, process: ProcessId, device: DeviceId) -> Bytes {
         let context = self.process(process).contexts.get(&device);

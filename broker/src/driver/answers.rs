@@ -193,7 +193,7 @@ impl Driver {
         }
     }
 
-    fn view(&self, lease: LeaseId) -> LeaseView {
+    pub(super) fn view(&self, lease: LeaseId) -> LeaseView {
         self.arbiter.lease(lease).expect("a lease that an effect names exists while it is carried out")
     }
 

@@ -109,10 +109,14 @@ impl Driver {
             }
             Effect::Granted { lease, .. } => {
                 let waited = self.record(*lease);
+                let grows = self.growth(*lease);
                 let after =
                     if waited.is_zero() { String::new() } else { format!(" after {}", DurationText(waited)) };
                 self.note_lease(Kind::Granted, *lease, |what, facts| {
-                    format!("{what} of {} a device was granted{after}", facts.bytes.unwrap_or(Bytes::ZERO))
+                    format!(
+                        "{what} of {} a device{grows} was granted{after}",
+                        facts.bytes.unwrap_or(Bytes::ZERO)
+                    )
                 });
             }
             Effect::Joined { lease, .. } => {
@@ -148,6 +152,12 @@ impl Driver {
             | Effect::SessionGone { .. }
             | Effect::ProcessGone { .. } => {}
         }
+    }
+
+    /// How far a lease may grow, where it may.
+    fn growth(&self, lease: LeaseId) -> String {
+        let LeaseView { reserve, limit, .. } = self.view(lease);
+        if limit > reserve { format!(", growing up to {limit},") } else { String::new() }
     }
 
     fn note_occurrence(&self, lease: LeaseId, what: &Occurrence) {

@@ -74,7 +74,7 @@ pub(crate) async fn acquire(
     };
     progress.clear();
     let lease = lease?;
-    announce(&lease, client.devices(), common, wish);
+    announce(&lease, amounts, client.devices(), common, wish);
     Ok(lease)
 }
 
@@ -129,14 +129,16 @@ fn named(text: &str, devices: &[Device]) -> Result<DeviceId, Failure> {
     Err(Failure::new(Exit::Usage, format!("{text:?} is {what} of this broker; write one of {known}")))
 }
 
-/// The amounts in bytes. A share is one of the smallest device that may be chosen.
+/// The amounts in bytes; growth without end is as far as the largest allows. A share is one of the smallest device that may be chosen.
 fn amounts(memory: Memory, place: &Where, devices: &[Device]) -> Result<Amounts, Failure> {
     let chosen = |device: &&Device| match place {
         Where::Any(_) => true,
         Where::These(these) => these.contains(&device.id),
     };
-    let smallest = devices.iter().filter(chosen).map(|device| device.capacity).min();
-    memory.of(Whole(smallest.unwrap_or(Bytes::ZERO))).map_err(|why| Failure::new(Exit::Usage, why))
+    let capacities = || devices.iter().filter(chosen).map(|device| device.capacity);
+    let (smallest, largest) = (capacities().min(), capacities().max());
+    let whole = Whole { smallest: smallest.unwrap_or(Bytes::ZERO), largest: largest.unwrap_or(Bytes::ZERO) };
+    memory.of(whole).map_err(|why| Failure::new(Exit::Usage, why))
 }
 
 #[derive(Serialize)]
@@ -151,7 +153,7 @@ struct GrantedDocument {
 }
 
 /// Says what was granted, on standard error: standard output belongs to the command.
-fn announce(lease: &Lease, devices: &[Device], common: &Common, wish: &Wish) {
+fn announce(lease: &Lease, asked: Amounts, devices: &[Device], common: &Common, wish: &Wish) {
     if common.json {
         output::say_document(&GrantedDocument {
             schema_version: SCHEMA_VERSION,
@@ -166,8 +168,17 @@ fn announce(lease: &Lease, devices: &[Device], common: &Common, wish: &Wish) {
         let amounts = Amounts { reserve: lease.reserve(), limit: lease.limit() };
         let place = place_words(lease.devices(), devices);
         let waited = DurationText(lease.waited());
-        output::say(&format!("{}: {amounts} on {place}, granted after {waited}", lease.id()));
+        let most = less_than_asked(asked, amounts);
+        output::say(&format!("{}: {amounts}{most} on {place}, granted after {waited}", lease.id()));
     }
+}
+
+/// Growth that devices or budgets would never allow is not granted, and the job goes by what is.
+fn less_than_asked(asked: Amounts, granted: Amounts) -> String {
+    if granted.limit >= asked.limit {
+        return String::new();
+    }
+    format!(" (not {}: more is not to be had by devices and budget)", asked.limit)
 }
 
 fn place_words(granted: &[DeviceId], devices: &[Device]) -> String {

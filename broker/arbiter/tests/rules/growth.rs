@@ -204,6 +204,26 @@ fn own_bytes_that_can_not_be_proven_free_turn_the_wait_into_growth() {
     }
 }
 
+/// A limit is what the program takes for its whole card, so it is no more than it could ever get.
+#[test]
+fn a_limit_is_at_most_what_devices_and_budgets_could_give() {
+    let budgets = Budgets { default_user: limit(100), ..Budgets::default() };
+    let mut desk = Desk::with_budgets(&[1000, 80], budgets);
+    let client = desk.client(1);
+    let limit_of = |desk: &Desk, id| {
+        let snapshot = desk.snapshot();
+        snapshot.leases.iter().find(|lease| lease.id == id).map(|lease| lease.limit)
+    };
+    let one = desk.lease(client, want(10).on(&[0]).up_to(60_000_000));
+    assert_eq!(limit_of(&desk, one), Some(mib(100)), "its budget");
+    let small = desk.lease(client, want(10).on(&[1]).up_to(1000));
+    assert_eq!(limit_of(&desk, small), Some(mib(80)), "its device");
+    let both = desk.lease(client, want(30).on(&[0, 1]).up_to(1000));
+    assert_eq!(limit_of(&desk, both), Some(mib(70)), "its budget beside the other device's reserve");
+    let modest = desk.lease(client, want(10).on(&[0]).up_to(60));
+    assert_eq!(limit_of(&desk, modest), Some(mib(60)), "as asked");
+}
+
 #[test]
 fn growth_over_the_budget_is_refused_or_waits_for_the_account() {
     let budgets = Budgets { default_user: limit(100), ..Budgets::default() };
@@ -214,9 +234,8 @@ fn growth_over_the_budget_is_refused_or_waits_for_the_account() {
     desk.segment(client, lease, 60);
     let never = desk.allocate(client, lease, 42);
     let account = "user.1".to_owned();
-    let expected =
-        Denial::OverBudget { account: account.clone(), limit: mib(100), asked: mib(102), overhead: mib(0) };
-    assert_eq!(desk.answer(never), Answer::Denied(expected));
+    let expected = Denial::BeyondLease { limit: mib(100), held: mib(60), asked: mib(42) };
+    assert_eq!(desk.answer(never), Answer::Denied(expected), "the lease's limit is what its budget can give");
     let full = desk.allocate(client, lease, 40);
     let expected = Denial::AccountFull { account, limit: mib(100), charged: mib(80), asked: mib(40) };
     assert_eq!(desk.answer(full), Answer::Denied(expected));
@@ -232,9 +251,14 @@ fn growth_larger_than_the_card_is_refused() {
     let lease = desk.lease(client, want(20).up_to(400));
     desk.segment(client, lease, 20);
     let denied = desk.allocate_as(client, lease, 72, Patience::Endless, Guard::Outside);
-    let expected = Denial::TooLarge { asked: mib(72), overhead: mib(10), largest: mib(70) };
+    let expected = Denial::BeyondLease { limit: mib(90), held: mib(20), asked: mib(72) };
+    assert_eq!(desk.answer(denied), Answer::Denied(expected), "the lease's limit is what the card can give");
+    // Its context turns out larger than it was taken for.
+    desk.tell(Event::Overhead { process: client.process, device: device(0), bytes: mib(14) });
+    let denied = desk.allocate_as(client, lease, 70, Patience::Endless, Guard::Outside);
+    let expected = Denial::TooLarge { asked: mib(70), overhead: mib(14), largest: mib(66) };
     assert_eq!(desk.answer(denied), Answer::Denied(expected));
-    desk.segment(client, lease, 70);
+    desk.segment(client, lease, 66);
 }
 
 #[test]

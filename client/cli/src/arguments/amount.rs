@@ -1,6 +1,7 @@
 //! Values of options: memory with an optional limit, ids as people type them.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -10,15 +11,27 @@ use gpulease_words::{AskId, Bytes, LeaseId, Size, parse_duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     reserve: Size,
-    limit: Option<Size>,
+    growth: Growth,
 }
 
-/// What a share is a share of, and how that is called.
+/// How far it may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Whole(
-    /// The capacity of the smallest device in question.
-    pub(crate) Bytes,
-);
+enum Growth {
+    /// Not beyond what is set aside.
+    None,
+    To(Size),
+    /// As far as devices and budget allow.
+    All,
+}
+
+/// The capacities of the devices in question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Whole {
+    /// What a share is a share of.
+    pub(crate) smallest: Bytes,
+    /// The most that there is.
+    pub(crate) largest: Bytes,
+}
 
 /// Memory in bytes, multiples of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +46,12 @@ impl FromStr for Memory {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (reserve, limit) = match text.split_once("..") {
-            Some((reserve, limit)) => (reserve, Some(size(limit)?)),
-            None => (text, None),
+        let (reserve, growth) = match text.split_once("..") {
+            Some((reserve, "")) => (reserve, Growth::All),
+            Some((reserve, limit)) => (reserve, Growth::To(size(limit)?)),
+            None => (text, Growth::None),
         };
-        let memory = Self { reserve: size(reserve)?, limit };
+        let memory = Self { reserve: size(reserve)?, growth };
         memory.check()?;
         Ok(memory)
     }
@@ -60,31 +74,35 @@ fn size(text: &str) -> Result<Size, String> {
 impl Memory {
     /// What can be said before the devices are known.
     fn check(self) -> Result<(), String> {
-        match (self.reserve, self.limit) {
+        match (self.reserve, self.growth) {
             (Size::Amount(Bytes::ZERO) | Size::Share(0), _) => {
                 Err("nothing is asked for; ask for at least 2MiB".to_owned())
             }
-            (Size::Amount(reserve), Some(Size::Amount(limit))) if limit < reserve => Err(format!(
+            (Size::Amount(reserve), Growth::To(Size::Amount(limit))) if limit < reserve => Err(format!(
                 "the limit of {limit} is below the {reserve} to set aside; write the smaller first"
             )),
-            (Size::Share(reserve), Some(Size::Share(limit))) if limit < reserve => {
+            (Size::Share(reserve), Growth::To(Size::Share(limit))) if limit < reserve => {
                 Err("the limit is below the share to set aside; write the smaller first".to_owned())
             }
             (Size::Amount(_) | Size::Share(_), _) => Ok(()),
         }
     }
 
-    /// The amounts where a whole device is `whole`, rounded up to 2 MiB.
+    /// The amounts on such devices, rounded up to 2 MiB. The broker lowers the limit to what could ever be given.
     ///
     /// # Errors
     /// A sentence, where the limit is below the reserve or an amount cannot be written in 64 bits.
     pub(crate) fn of(self, whole: Whole) -> Result<Amounts, String> {
         let rounded = |size: Size| {
-            let bytes = size.of(whole.0);
+            let bytes = size.of(whole.smallest);
             bytes.round_up().ok_or_else(|| format!("{bytes} is more than can be counted; ask for less"))
         };
         let reserve = rounded(self.reserve)?;
-        let limit = self.limit.map_or(Ok(reserve), rounded)?;
+        let limit = match self.growth {
+            Growth::None => reserve,
+            Growth::To(limit) => rounded(limit)?,
+            Growth::All => whole.largest.max(reserve),
+        };
         if limit < reserve {
             return Err(format!(
                 "the limit of {limit} is below the {reserve} to set aside; write the smaller first"
@@ -126,6 +144,32 @@ impl FromStr for Subject {
     }
 }
 
+/// How many devices.
+pub(crate) fn device_count(text: &str) -> Result<NonZeroU32, String> {
+    let count = number(text).and_then(|count| u32::try_from(count).ok()).and_then(NonZeroU32::new);
+    count.ok_or_else(|| format!("{text:?} is no number of devices; write 1, 2 or more"))
+}
+
+/// Letters of a lease's name at most, as the broker has it.
+const NAME_LETTERS: usize = 64;
+
+/// A name as a person writes it; the broker says which letters it takes.
+pub(crate) fn lease_name(text: &str) -> Result<String, String> {
+    match text.chars().count() {
+        0 => Err("the name is empty; leave the option out for the program's own".to_owned()),
+        1..=NAME_LETTERS => Ok(text.to_owned()),
+        letters => Err(format!("the name has {letters} letters; a lease's name has at most {NAME_LETTERS}")),
+    }
+}
+
+/// A lease's name made of a program's, whatever its file is called.
+pub(crate) fn name_of_program(program: &str) -> String {
+    let plain = |letter: char| {
+        if letter == ' ' || letter.is_ascii_graphic() || letter.is_alphanumeric() { letter } else { '?' }
+    };
+    program.chars().take(NAME_LETTERS).map(plain).collect()
+}
+
 /// A lease's id, with or without its letter in either case.
 pub(crate) fn lease_id(text: &str) -> Result<LeaseId, String> {
     let lease = number(text.strip_prefix(['L', 'l']).unwrap_or(text));
@@ -161,7 +205,7 @@ mod tests {
     use super::*;
 
     fn amounts(text: &str) -> Result<Amounts, String> {
-        text.parse::<Memory>().and_then(|memory| memory.of(Whole(gib(8))))
+        text.parse::<Memory>().and_then(|memory| memory.of(Whole { smallest: gib(8), largest: gib(16) }))
     }
 
     #[test]
@@ -171,6 +215,9 @@ mod tests {
             ("8G..20G", gib(8), gib(20)),
             ("25%..50%", gib(2), gib(4)),
             ("1GiB..50%", gib(1), gib(4)),
+            ("1GiB..", gib(1), gib(16)),
+            ("25%..", gib(2), gib(16)),
+            ("20GiB..", gib(20), gib(20)),
             ("3MiB", mib(4), mib(4)),
             ("1B", mib(2), mib(2)),
         ] {
@@ -186,7 +233,6 @@ mod tests {
             ("0GiB", "nothing"),
             ("0%", "nothing"),
             ("8", "no unit"),
-            ("8GiB..", "number and a unit"),
             ("..8GiB", "number and a unit"),
             ("8GiB..4GiB", "below"),
             ("50%..25%", "below"),
@@ -213,6 +259,18 @@ mod tests {
         for text in ["", "L", "+7", "a7", "L18446744073709551616"] {
             assert!(lease_id(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn names_and_counts_as_people_type_them() {
+        assert_eq!(device_count("2").map(NonZeroU32::get), Ok(2));
+        for text in ["0", "x", "", "-1", "4294967296"] {
+            assert!(device_count(text).expect_err(text).contains("1, 2 or more"), "{text}");
+        }
+        assert_eq!(lease_name(&"é".repeat(64)), Ok("é".repeat(64)));
+        assert!(lease_name("").is_err());
+        assert!(lease_name(&"x".repeat(100_000)).expect_err("too long").contains("100000 letters"));
+        assert_eq!(name_of_program(&format!("a\u{1b}{}", "b".repeat(80))), format!("a?{}", "b".repeat(62)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is due to an ask for a lease: whether it makes sense, could ever be granted, may wait.
 
 use gpulease_arbiter::{DeviceWish, RequestId, Terms};
-use gpulease_words::{Bytes, DeviceId, Reason, SessionId, Uid};
+use gpulease_words::{Bytes, DeviceId, ProcessId, Reason, SessionId, Uid};
 
 use super::{Aim, AskFact, Model, Standing, Verdict};
 
@@ -147,6 +147,28 @@ impl Model {
 
     fn cost(&self, ask: &AskFact, terms: &Terms, device: DeviceId) -> Bytes {
         terms.reserve.saturating_add(self.context_alone(ask.peer.process, device))
+    }
+
+    /// The most that a lease could ever hold on each of these devices: the smallest without the context, and each limit
+    /// of the path without all contexts and the other devices' reserves.
+    pub(super) fn most(
+        &self,
+        process: ProcessId,
+        path: &[super::Node],
+        devices: &[DeviceId],
+        reserve: Bytes,
+    ) -> Bytes {
+        let contexts: u64 = devices.iter().map(|device| self.context_alone(process, *device).get()).sum();
+        let others = (devices.len() as u64 - 1) * reserve.get();
+        let mut most = u64::MAX;
+        for device in devices {
+            let capacity = self.device(*device).map_or(0, |fact| fact.capacity.get());
+            most = most.min(capacity.saturating_sub(self.context_alone(process, *device).get()));
+        }
+        for limit in path.iter().filter_map(|node| self.budget(node).limit) {
+            most = most.min(limit.get().saturating_sub(contexts + others));
+        }
+        Bytes::new(most >> 21 << 21).max(reserve)
     }
 
     pub(super) fn devices_wanted(terms: &Terms) -> usize {

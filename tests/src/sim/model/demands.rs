@@ -9,6 +9,18 @@ use super::ledger::add;
 use super::{LeaseFact, Model, Verdict};
 
 impl Model {
+    /// The limit that a lease has after a resize to this one.
+    pub(super) fn limit_of(
+        &self,
+        session: SessionId,
+        lease: &LeaseFact,
+        reserve: Bytes,
+        limit: Bytes,
+    ) -> Bytes {
+        let process = self.sessions[&session].peer.process;
+        limit.min(self.most(process, &self.path_of_lease(lease), &lease.devices, reserve))
+    }
+
     pub(super) fn judge_resize(
         &mut self,
         session: SessionId,
@@ -31,6 +43,7 @@ impl Model {
         if !sane {
             return Verdict::No(vec![Reason::Malformed]);
         }
+        let limit = self.limit_of(session, &lease, reserve, limit);
         let mut after = self.clone();
         let fact = after.leases.get_mut(&id).expect("it stands");
         (fact.reserve, fact.limit) = (reserve, limit);

@@ -28,7 +28,10 @@ impl Model {
             self.answered(request)?;
         }
         self.asks[index].standing = Standing::Granted(lease);
-        self.leases.insert(lease, LeaseFact::new(&ask, terms, devices, self.now));
+        let most = self.most(ask.peer.process, &self.path_of(&ask), &devices, terms.reserve);
+        let limit = terms.limit.min(most);
+        let fact = LeaseFact { limit, ..LeaseFact::new(&ask, terms, devices, self.now) };
+        self.leases.insert(lease, fact);
         self.join(lease, ask.peer.process);
         self.mark(lease, &ask)
     }

@@ -199,11 +199,12 @@ impl Model {
     }
 
     fn see_resized(&mut self, request: RequestId, lease: LeaseId) -> Result<(), Broken> {
-        let Event::Resize { reserve, limit, .. } =
+        let Event::Resize { session, reserve, limit, .. } =
             self.agreed(request, |e| matches!(e, Event::Resize { .. }))?
         else {
             return Ok(());
         };
+        let limit = self.limit_of(session, &self.leases[&lease], reserve, limit);
         let fact = self.leases.get_mut(&lease).expect("it was judged");
         (fact.reserve, fact.limit) = (reserve, limit);
         Ok(())
