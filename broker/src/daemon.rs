@@ -7,13 +7,15 @@ mod report;
 mod rules;
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpulease_words::{Bytes, DeviceId};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 pub(crate) use lifecycle::main;
 
@@ -26,7 +28,7 @@ use crate::grpc::{About, Services, Socket};
 use crate::handoff::Handoff;
 use crate::liveness::Liveness;
 use crate::settings::{BadSetting, Settings};
-use crate::sockets::{Paths, Place, Rank, Unplaced};
+use crate::sockets::{Door, Paths, Place, Rank, Unplaced};
 use crate::tickets::Tickets;
 use crate::users::Names;
 use crate::witness::{Cards, Roster, Witness};
@@ -42,6 +44,9 @@ const WORKERS: usize = 1;
 
 /// How long the first look at the cards may take; it takes a tenth of a second.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
+
+/// How often it is seen to that the sockets are there: a few looks at a directory in memory each time, microseconds.
+const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(3);
 
 /// How long streams may take to end after their clients were told that the broker stops.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -163,13 +168,13 @@ pub(crate) async fn serve(
     let mut place = Place::take(paths, rank)?;
     let devices = opened.iter().map(|opened| report::device(&opened.facts)).collect();
     let hold = report::hold(opened.iter().map(|opened| &opened.facts));
-    let remarks = opened.iter().flat_map(|opened| opened.remarks.clone()).collect();
+    let remarks = report::remarks(&settings, &opened);
     let (farewell, leaving) = watch::channel(());
     let House { driver, services, handoff, mut looked } = House::furnish(rules, opened, &place, leaving)?;
     let (desk, budgets) = (services.desk.clone(), services.budgets.clone());
     let driver = tokio::spawn(driver.run());
     looked.wait().await;
-    let servers = Servers::start(&mut place, services, handoff, Guests::new(Bounds::within(open_files)))?;
+    let mut servers = Servers::start(&mut place, services, handoff, Guests::new(Bounds::within(open_files)))?;
     ready(&Standing {
         socket: place.paths().jobs.clone(),
         devices,
@@ -178,7 +183,10 @@ pub(crate) async fn serve(
         desk: desk.clone(),
         budgets,
     });
-    until.await;
+    tokio::select! {
+        () = until => {}
+        never = stay_reachable(&mut place, &mut servers) => match never {},
+    }
     tracing::info!("stopping; what jobs have mapped stays theirs");
     desk.tell(World::Stop);
     drop(farewell);
@@ -189,10 +197,37 @@ pub(crate) async fn serve(
     Ok(())
 }
 
+/// Makes sockets anew that somebody deletes: without them the broker would hold its devices and hear nobody. Each trouble is
+/// said once.
+async fn stay_reachable(place: &mut Place, servers: &mut Servers) -> Infallible {
+    let mut said = String::new();
+    let mut looks = tokio::time::interval(LOOK_AFTER_SOCKETS);
+    loop {
+        looks.tick().await;
+        let mended = look_after(place, servers);
+        let trouble = mended.err().map(|why| why.to_string()).unwrap_or_default();
+        if !trouble.is_empty() && trouble != said {
+            tracing::error!("clients may not reach this broker any more: {trouble}");
+        }
+        said = trouble;
+    }
+}
+
+fn look_after(place: &mut Place, servers: &mut Servers) -> Result<(), StartError> {
+    while let Some((door, listener)) = place.mend()? {
+        servers.open(door, listener)?;
+        tracing::warn!(?door, "a socket of this broker was deleted from outside, and is made anew");
+    }
+    Ok(())
+}
+
 /// The tasks that serve the sockets.
 struct Servers {
+    services: Services,
+    claims: Handoff,
+    guests: Arc<Guests>,
     grpc: JoinSet<Result<(), tonic::transport::Error>>,
-    handoff: JoinHandle<()>,
+    handoff: JoinSet<()>,
 }
 
 impl Servers {
@@ -202,18 +237,33 @@ impl Servers {
         handoff: Handoff,
         guests: Arc<Guests>,
     ) -> Result<Self, StartError> {
-        let mut grpc = JoinSet::new();
-        for (socket, listener) in [(Socket::Jobs, place.jobs()?), (Socket::Operators, place.admin()?)] {
-            let listener = Listener::new(listener)?;
-            grpc.spawn(crate::grpc::serve(services.clone(), socket, listener, guests.clone()));
+        let (grpc, tasks) = (JoinSet::new(), JoinSet::new());
+        let mut servers = Self { services, claims: handoff, guests, grpc, handoff: tasks };
+        for door in [Door::Jobs, Door::Admin, Door::Handoff] {
+            servers.open(door, place.open(door)?)?;
         }
-        let handoff = tokio::spawn(crate::handoff::serve(Listener::new(place.handoff()?)?, handoff));
-        Ok(Self { grpc, handoff })
+        Ok(servers)
+    }
+
+    /// Serves a socket. Who came in by an earlier one of the same name stays.
+    fn open(&mut self, door: Door, listener: OwnedFd) -> Result<(), StartError> {
+        let listener = Listener::new(listener)?;
+        let socket = match door {
+            Door::Jobs => Socket::Jobs,
+            Door::Admin => Socket::Operators,
+            Door::Handoff => {
+                self.handoff.spawn(crate::handoff::serve(listener, self.claims.clone()));
+                return Ok(());
+            }
+        };
+        let (services, guests) = (self.services.clone(), self.guests.clone());
+        self.grpc.spawn(crate::grpc::serve(services, socket, listener, guests));
+        Ok(())
     }
 
     /// Lets what is under way come to its end, for a moment.
     async fn end(mut self) {
-        self.handoff.abort();
+        self.handoff.abort_all();
         let ended = async { while self.grpc.join_next().await.is_some() {} };
         drop(tokio::time::timeout(FAREWELL, ended).await);
     }

@@ -11,6 +11,8 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::device::claim::{Claim, Refused};
+
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1_024;
 
@@ -128,8 +130,45 @@ impl Paths {
         }
     }
 
+    fn of(&self, door: Door) -> &Path {
+        match door {
+            Door::Jobs => &self.jobs,
+            Door::Handoff => &self.handoff,
+            Door::Admin => &self.admin,
+        }
+    }
+
     fn directory(&self) -> &Path {
         self.jobs.parent().expect("checked when it was made")
+    }
+}
+
+/// One of the broker's sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// For jobs.
+    Jobs,
+    /// For descriptors.
+    Handoff,
+    /// For operators: open to the group `gpulease` where there is one.
+    Admin,
+}
+
+/// A file, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+}
+
+impl Mark {
+    /// That of what stands at the path, if anything does.
+    fn at(path: &Path) -> Option<Self> {
+        fs::symlink_metadata(path).ok().map(|stat| Self { device: stat.dev(), inode: stat.ino() })
+    }
+
+    fn of(file: &OwnedFd) -> Result<Self, Errno> {
+        rustix::fs::fstat(file).map(|stat| Self { device: stat.st_dev, inode: stat.st_ino })
     }
 }
 
@@ -138,8 +177,43 @@ impl Paths {
 pub(crate) struct Place {
     paths: Paths,
     rank: Rank,
-    bound: Vec<(PathBuf, u64)>,
-    _lock: OwnedFd,
+    bound: Vec<(Door, Mark)>,
+    right: Right,
+}
+
+/// What keeps other brokers away from a directory.
+#[derive(Debug)]
+struct Right {
+    directory: Mark,
+    /// It tells clients and people which process has the place.
+    lock: OwnedFd,
+    /// It holds where the lock's file is removed.
+    _claim: Claim,
+}
+
+impl Right {
+    fn take(paths: &Paths, rank: Rank) -> Result<Self, Unplaced> {
+        let place = paths.directory();
+        let directory = open_directory(place, rank)?;
+        let mark = Mark::of(&directory).map_err(|errno| unfit(place, errno.to_string()))?;
+        let claim = Claim::of_directory(mark.device, mark.inode).map_err(|refused| match refused {
+            Refused::Taken(pid) => Unplaced::Running { socket: paths.jobs.clone(), pid },
+            Refused::Kernel(errno) => unfit(place, format!("the directory could not be claimed: {errno}")),
+        })?;
+        // The claim first: one who is refused by it leaves the lock alone, which its holder may be making anew.
+        let lock = lock(&directory, paths)?;
+        Ok(Self { directory: mark, lock, _claim: claim })
+    }
+
+    /// Takes the place again where its directory or its lock was removed.
+    fn mend(&mut self, paths: &Paths, rank: Rank) -> Result<(), Unplaced> {
+        if Mark::at(paths.directory()) != Some(self.directory) {
+            *self = Self::take(paths, rank)?;
+        } else if Mark::at(&paths.directory().join(LOCK)) != Mark::of(&self.lock).ok() {
+            self.lock = lock(&open_directory(paths.directory(), rank)?, paths)?;
+        }
+        Ok(())
+    }
 }
 
 impl Place {
@@ -148,12 +222,11 @@ impl Place {
     /// # Errors
     /// When it cannot be trusted, or another broker is there.
     pub(crate) fn take(paths: Paths, rank: Rank) -> Result<Self, Unplaced> {
-        let directory = open_directory(paths.directory(), rank)?;
-        let lock = lock(&directory, &paths)?;
+        let right = Right::take(&paths, rank)?;
         for path in [&paths.jobs, &paths.handoff, &paths.admin] {
             remove_stale(path)?;
         }
-        Ok(Self { paths, rank, bound: Vec::new(), _lock: lock })
+        Ok(Self { paths, rank, bound: Vec::new(), right })
     }
 
     /// Checks that the place could be taken, and changes nothing but for a lock that is given up again.
@@ -176,47 +249,59 @@ impl Place {
         &self.paths
     }
 
-    /// The job socket, listening.
-    pub(crate) fn jobs(&mut self) -> Result<OwnedFd, Unplaced> {
-        let (path, mode) = (self.paths.jobs.clone(), self.rank.job_mode());
-        self.listen(&path, SocketType::STREAM, mode, None)
-    }
-
-    /// The hand-over socket, listening.
-    pub(crate) fn handoff(&mut self) -> Result<OwnedFd, Unplaced> {
-        let (path, mode) = (self.paths.handoff.clone(), self.rank.job_mode());
-        self.listen(&path, SocketType::SEQPACKET, mode, None)
-    }
-
-    /// The operators' socket, listening; open to the group `gpulease` where there is one.
-    pub(crate) fn admin(&mut self) -> Result<OwnedFd, Unplaced> {
-        let group = match self.rank {
-            Rank::Root => uzers::get_group_by_name("gpulease").map(|group| Gid::new(group.gid())),
-            Rank::User => None,
+    /// The socket, listening.
+    ///
+    /// # Errors
+    /// When it cannot be made there.
+    pub(crate) fn open(&mut self, door: Door) -> Result<OwnedFd, Unplaced> {
+        let group = match (door, self.rank) {
+            (Door::Admin, Rank::Root) => {
+                uzers::get_group_by_name("gpulease").map(|group| Gid::new(group.gid()))
+            }
+            (Door::Admin, Rank::User) | (Door::Jobs | Door::Handoff, _) => None,
         };
-        let (path, mode) = (self.paths.admin.clone(), self.rank.admin_mode());
-        self.listen(&path, SocketType::STREAM, mode, group)
-    }
-
-    fn listen(
-        &mut self,
-        path: &Path,
-        kind: SocketType,
-        mode: u32,
-        group: Option<Gid>,
-    ) -> Result<OwnedFd, Unplaced> {
+        let (kind, mode) = match door {
+            Door::Jobs => (SocketType::STREAM, self.rank.job_mode()),
+            Door::Handoff => (SocketType::SEQPACKET, self.rank.job_mode()),
+            Door::Admin => (SocketType::STREAM, self.rank.admin_mode()),
+        };
+        let path = self.paths.of(door);
         let socket = bind(path, kind, mode, group)
             .map_err(|errno| unfit(path, format!("no socket could be made here: {errno}")))?;
-        let inode = fs::symlink_metadata(path).map(|stat| stat.ino()).unwrap_or_default();
-        self.bound.push((path.to_owned(), inode));
+        let mark =
+            Mark::at(path).ok_or_else(|| unfit(path, "the socket was removed at once; leave it there"))?;
+        self.bound.retain(|(known, _)| *known != door);
+        self.bound.push((door, mark));
         Ok(socket)
+    }
+
+    /// Makes anew what was removed of the place, one socket at a time; `None` where all is there. Without its sockets nobody
+    /// reaches the broker, and without its lock nobody knows that it runs.
+    ///
+    /// # Errors
+    /// When something else stands there by now; what to do.
+    pub(crate) fn mend(&mut self) -> Result<Option<(Door, OwnedFd)>, Unplaced> {
+        self.right.mend(&self.paths, self.rank)?;
+        let stands = |(door, mark): &(Door, Mark)| (*door, Mark::at(self.paths.of(*door)), *mark);
+        let standing: Vec<_> = self.bound.iter().map(stands).collect();
+        if let Some((door, _, _)) = standing.iter().find(|(_, found, _)| found.is_none()) {
+            return Ok(Some((*door, self.open(*door)?)));
+        }
+        let foreign = standing.iter().find(|(_, found, mark)| *found != Some(*mark));
+        foreign.map_or(Ok(None), |(door, _, _)| {
+            Err(unfit(
+                self.paths.of(*door),
+                "this broker's socket was removed and another stands in its place, so clients go there; end whoever made it, or this broker",
+            ))
+        })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for (path, inode) in &self.bound {
-            if fs::symlink_metadata(path).is_ok_and(|stat| stat.ino() == *inode) {
+        for (door, mark) in &self.bound {
+            let path = self.paths.of(*door);
+            if Mark::at(path) == Some(*mark) {
                 drop(fs::remove_file(path));
             }
         }

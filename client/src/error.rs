@@ -84,6 +84,17 @@ pub enum Error {
         /// The sockets that were tried, in this order.
         tried: Vec<PathBuf>,
     },
+    /// A broker runs, but nobody listens at its socket.
+    #[error(
+        "a broker{} runs, but nobody listens at its socket {}: it starts or ends just now, or the socket was deleted; a broker makes a deleted one anew within 5s, so try again, and restart it where that does not help",
+        pid.map_or_else(String::new, |pid| format!(" (process {pid})")), socket.display()
+    )]
+    Deaf {
+        /// Its socket.
+        socket: PathBuf,
+        /// Its process, as its lock says.
+        pid: Option<Pid>,
+    },
     /// The socket is there and may not be used by this process.
     #[error(
         "not allowed to use the socket {}; ask its owner for the group it belongs to, or start a broker of your own with `gpuleased` and name its socket in GPULEASE_SOCKET",

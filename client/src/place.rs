@@ -7,8 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpulease_words::Uid;
+use gpulease_words::{Pid, Uid};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixStream;
 
 use crate::error::Error;
@@ -17,6 +18,7 @@ pub(crate) const SOCKET_VARIABLE: &str = "GPULEASE_SOCKET";
 const SYSTEM_SOCKET: &str = "/run/gpulease/gpulease.sock";
 const HANDOFF: &str = "handoff.sock";
 const ADMIN: &str = "admin.sock";
+const LOCK: &str = "gpuleased.lock";
 
 /// A full backlog is tried again so often, so long apart: one second, in which a broker that is
 /// alive accepts thousands.
@@ -99,6 +101,25 @@ impl Place {
         if self.believes(uid) { Ok(()) } else { Err(Error::WrongPeer { socket: self.socket.clone(), uid }) }
     }
 
+    /// Whether a broker has the socket's directory all the same, and by its lock its process. The broker's claim is only
+    /// called at: to try its lock could keep one from starting.
+    fn deaf_broker(&self) -> Option<Option<Pid>> {
+        let directory = self.socket.parent()?;
+        let found = fs::metadata(directory).ok()?;
+        let name = format!("gpulease-directory/{}/{}", found.dev(), found.ino());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+        match rustix::net::connect(&socket, &address) {
+            // Nobody takes calls there, so that after some its queue is full.
+            Ok(()) | Err(Errno::AGAIN) => {
+                let pid = fs::read_to_string(directory.join(LOCK)).ok();
+                Some(pid.and_then(|pid| pid.trim().parse().ok()).map(Pid::new))
+            }
+            Err(_) => None,
+        }
+    }
+
     fn believes(&self, uid: Uid) -> bool {
         match self.trust {
             Trust::Named => true,
@@ -144,7 +165,10 @@ pub(crate) async fn find(places: Vec<Place>) -> Result<(Place, UnixStream), Erro
     for place in places {
         match place.dial().await {
             Ok(stream) => return Ok((place, stream)),
-            Err(Error::NoBroker { tried }) => nobody_at.extend(tried),
+            Err(Error::NoBroker { tried }) => match place.deaf_broker() {
+                Some(pid) => return Err(Error::Deaf { socket: place.socket, pid }),
+                None => nobody_at.extend(tried),
+            },
             Err(error) => return Err(error),
         }
     }
@@ -192,6 +216,28 @@ mod tests {
         let wrong = place.check_peer(Uid::new(own + 4_711));
         assert!(matches!(wrong, Err(Error::WrongPeer { uid, .. }) if uid.get() == own + 4_711));
         assert!(Place::named("/a").check_peer(Uid::new(own + 4_711)).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_broker_without_its_socket_is_known_by_its_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = || vec![Place::named(folder.path().join("gpulease.sock"))];
+        fs::write(folder.path().join(LOCK), "4711\n").unwrap();
+        assert!(
+            matches!(find(place()).await, Err(Error::NoBroker { .. })),
+            "a dead broker's lock is nobody's"
+        );
+        let found = fs::metadata(folder.path()).unwrap();
+        let name = format!("gpulease-directory/{}/{}", found.dev(), found.ino());
+        let claim = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&claim, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        rustix::net::listen(&claim, 1).unwrap();
+        for _ in 0..5 {
+            let error = find(place()).await.unwrap_err();
+            assert!(matches!(&error, Error::Deaf { pid: Some(pid), .. } if pid.get() == 4711), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("process 4711") && text.contains("gpulease.sock"), "{text}");
+        }
     }
 
     #[tokio::test]

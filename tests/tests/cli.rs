@@ -8,6 +8,7 @@ mod job_control;
 mod run;
 mod session;
 mod state;
+mod vanished;
 mod wrong_input;
 
 use std::ffi::OsStr;

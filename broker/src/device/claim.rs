@@ -1,8 +1,8 @@
-//! One broker per device, whoever runs it.
+//! One broker per device, whoever runs it, and one per directory of sockets, whatever files are deleted there.
 //!
-//! Brokers of different users share no directory that both could lock in, so a device is claimed
-//! by a name in the kernel's abstract socket namespace: it is one for all users, is given up when
-//! its holder dies, and tells the holder's pid.
+//! Brokers of different users share no directory that both could lock in, and a lock's file can be
+//! removed, so they are claimed by names in the kernel's abstract socket namespace: it is one for
+//! all users, is given up when its holder dies, and tells the holder's pid.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -10,7 +10,7 @@ use gpulease_words::Pid;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A device that this broker alone has.
+/// A device or a directory that this broker alone has.
 #[derive(Debug)]
 pub(crate) struct Claim {
     _socket: OwnedFd,
@@ -43,23 +43,41 @@ impl Claim {
     /// # Errors
     /// When another broker has it, with its pid.
     pub(crate) fn take(uuid: &str) -> Result<Self, Unclaimed> {
-        let kernel = |errno| Unclaimed::Kernel { uuid: uuid.to_owned(), errno };
-        let address = address(uuid).map_err(kernel)?;
-        let socket = socket().map_err(kernel)?;
+        Self::named(&format!("gpulease-device/{uuid}")).map_err(|refused| match refused {
+            Refused::Taken(pid) => Unclaimed::Taken { uuid: uuid.to_owned(), pid },
+            Refused::Kernel(errno) => Unclaimed::Kernel { uuid: uuid.to_owned(), errno },
+        })
+    }
+
+    /// Claims a directory, by its number and its device's: so it is the same one by whatever path, and another container's
+    /// of the same path is not.
+    ///
+    /// # Errors
+    /// When another broker has it.
+    pub(crate) fn of_directory(device: u64, inode: u64) -> Result<Self, Refused> {
+        Self::named(&format!("gpulease-directory/{device}/{inode}"))
+    }
+
+    fn named(name: &str) -> Result<Self, Refused> {
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(Refused::Kernel)?;
+        let socket = socket().map_err(Refused::Kernel)?;
         match rustix::net::bind(&socket, &address) {
             Ok(()) => {}
-            Err(Errno::ADDRINUSE) => {
-                return Err(Unclaimed::Taken { uuid: uuid.to_owned(), pid: holder(&address) });
-            }
-            Err(errno) => return Err(kernel(errno)),
+            Err(Errno::ADDRINUSE) => return Err(Refused::Taken(holder(&address))),
+            Err(errno) => return Err(Refused::Kernel(errno)),
         }
-        rustix::net::listen(&socket, 8).map_err(kernel)?;
+        rustix::net::listen(&socket, 8).map_err(Refused::Kernel)?;
         Ok(Self { _socket: socket })
     }
 }
 
-fn address(uuid: &str) -> Result<SocketAddrUnix, Errno> {
-    SocketAddrUnix::new_abstract_name(format!("gpulease-device/{uuid}").as_bytes())
+/// Why a name could not be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Another broker has it; by its pid.
+    Taken(Option<Pid>),
+    /// The kernel refused.
+    Kernel(Errno),
 }
 
 fn socket() -> Result<OwnedFd, Errno> {

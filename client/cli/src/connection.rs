@@ -67,6 +67,7 @@ impl From<Error> for Failure {
         match error {
             Error::Refused(denied) => denied.into(),
             Error::NoBroker { .. }
+            | Error::Deaf { .. }
             | Error::NotABroker { .. }
             | Error::Unreachable { .. }
             | Error::Gone { .. }

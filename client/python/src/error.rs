@@ -35,6 +35,7 @@ pub(crate) fn failed(error: &Error) -> PyErr {
         Error::NotInAJob { .. } => NotInALease::new_err(text),
         Error::Refused(denied) => Refused::new_err((denied.message.clone(), denied.reason.to_string())),
         Error::NoBroker { .. }
+        | Error::Deaf { .. }
         | Error::Permission { .. }
         | Error::NotABroker { .. }
         | Error::WrongPeer { .. }
