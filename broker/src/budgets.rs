@@ -47,9 +47,23 @@ pub(crate) enum NotChanged {
     /// It makes no sense.
     #[error("{0}")]
     Malformed(String),
-    /// It would be forgotten with the broker.
-    #[error("the change could not be written down, and is not in force: {0}")]
-    Unkept(String),
+    /// It would be forgotten with the broker: a failure, and no refusal.
+    #[error(
+        "the change could not be written to {file} and is not in force: {why}; make room there and let the broker write to it, then set it again"
+    )]
+    Unkept {
+        /// Where it was to be kept.
+        file: String,
+        /// What the system said.
+        why: String,
+    },
+}
+
+/// How a change is told: who makes it, and whose budget it is, for people.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Telling<'a> {
+    pub(crate) who: &'a str,
+    pub(crate) account: &'a str,
 }
 
 impl From<BadSetting> for NotChanged {
@@ -182,7 +196,7 @@ impl Budgets {
         &self,
         account: &Account,
         settings: &[(Key, String)],
-        who: &str,
+        Telling { who, account: named }: Telling<'_>,
     ) -> Result<Listed, NotChanged> {
         let mut in_force = self.office.in_force.lock().await;
         let mut next = in_force.clone();
@@ -192,7 +206,7 @@ impl Budgets {
         self.office.enact(&mut in_force, next).await?;
         let listed = in_force.list(self.office.measure).into_iter().find(|listed| listed.account == *account);
         let words: Vec<_> = settings.iter().map(|(key, text)| format!("{} = {text}", key.word())).collect();
-        self.office.note(format!("{who} set the budget of {account}: {}", words.join(", ")));
+        self.office.note(format!("{who} set the budget of {named}: {}", words.join(", ")));
         Ok(listed.unwrap_or_else(|| Listed {
             account: account.clone(),
             settings: Vec::new(),
@@ -208,7 +222,7 @@ impl Budgets {
         &self,
         account: &Account,
         key: Option<Key>,
-        who: &str,
+        Telling { who, account: named }: Telling<'_>,
     ) -> Result<(), NotChanged> {
         let mut in_force = self.office.in_force.lock().await;
         let mut next = in_force.clone();
@@ -219,13 +233,13 @@ impl Budgets {
         let what = key.map_or("nothing".to_owned(), |key| format!("no {}", key.word()));
         if !removed {
             return Err(NotChanged::Malformed(format!(
-                "{what} was set for {account} at run time; `gpulease budget ls` shows what was, and the rest stands in the configuration"
+                "{what} was set for {named} at run time; `gpulease budget ls` shows what was, and the rest stands in the configuration"
             )));
         }
         next.run_time.retain(|(_, table)| !table.is_empty());
         self.office.enact(&mut in_force, next).await?;
         let what = key.map_or("everything".to_owned(), |key| key.word().to_owned());
-        self.office.note(format!("{who} removed {what} that was set for {account} at run time"));
+        self.office.note(format!("{who} removed {what} that was set for {named} at run time"));
         Ok(())
     }
 
@@ -258,7 +272,8 @@ impl Office {
         if let Err(error) = self.write_down(next.run_time.clone()).await {
             // These were in force a moment ago, so that nothing speaks against them but what was granted since.
             self.put(in_force).await?;
-            return Err(NotChanged::Unkept(error.to_string()));
+            let file = self.kept.as_ref().map(|kept| kept.path().display().to_string()).unwrap_or_default();
+            return Err(NotChanged::Unkept { file, why: error.to_string() });
         }
         *in_force = next;
         Ok(())

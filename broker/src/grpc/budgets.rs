@@ -2,10 +2,11 @@
 
 use gpulease_proto::v1;
 use gpulease_words::{Bytes, Reason, Uid};
+use tonic::Status;
 
 use super::Services;
 use super::encode::{account_path, denied};
-use crate::budgets::{Listed, NotChanged, Origin, Setting};
+use crate::budgets::{Listed, NotChanged, Origin, Setting, Telling};
 use crate::liveness::Caller;
 use crate::settings::{Account, Key};
 use crate::users::Names;
@@ -25,8 +26,15 @@ impl Services {
             let why = "nothing is set; name settings, like limit = 20GiB".to_owned();
             return Err(NotChanged::Malformed(why));
         }
-        let who = self.name_of(caller.uid).await;
-        let listed = self.budgets.set(&account, &settings, &who).await?;
+        if let Some((key, _)) = twice(&settings) {
+            let word = key.word();
+            return Err(NotChanged::Malformed(format!(
+                "{word} is set twice, and only one can hold; write {word} once"
+            )));
+        }
+        let (who, named) = self.names_of(caller, &account).await;
+        let telling = Telling { who: &who, account: &named };
+        let listed = self.budgets.set(&account, &settings, telling).await?;
         self.names.prepare(users_of(std::slice::from_ref(&listed))).await;
         Ok(listed)
     }
@@ -39,8 +47,8 @@ impl Services {
         let account = account_of(request.account).await?;
         let key = Some(request.key).filter(|key| !key.is_empty());
         let key = key.map(|key| key.parse()).transpose().map_err(NotChanged::Malformed)?;
-        let who = self.name_of(caller.uid).await;
-        self.budgets.remove(&account, key, &who).await
+        let (who, named) = self.names_of(caller, &account).await;
+        self.budgets.remove(&account, key, Telling { who: &who, account: &named }).await
     }
 
     pub(super) async fn budget_list(&self) -> v1::ListBudgetsReply {
@@ -53,10 +61,24 @@ impl Services {
         }
     }
 
-    async fn name_of(&self, uid: Uid) -> String {
-        self.names.prepare([uid]).await;
-        self.names.known_or_number(uid)
+    /// The caller and the account as people call them.
+    async fn names_of(&self, caller: &Caller, account: &Account) -> (String, String) {
+        let user = match account {
+            Account::User(uid) => Some(*uid),
+            Account::Host | Account::Group(_) | Account::EachUser | Account::Job(_) => None,
+        };
+        self.names.prepare(user.into_iter().chain([caller.uid])).await;
+        (self.names.known_or_number(caller.uid), account_path(&account.to_string(), &self.names))
     }
+}
+
+/// The first that is there a second time.
+fn twice(settings: &[(Key, String)]) -> Option<&(Key, String)> {
+    settings
+        .iter()
+        .enumerate()
+        .find(|(i, (key, _))| settings[..*i].iter().any(|(k, _)| k == key))
+        .map(|(_, s)| s)
 }
 
 /// Reads an account's name beside the runtime: the name service may be slow.
@@ -94,11 +116,16 @@ fn setting(setting: &Setting) -> v1::BudgetSetting {
     }
 }
 
-pub(super) fn not_changed(why: &NotChanged, names: &Names) -> v1::Denied {
-    let reason = match why {
-        NotChanged::Refused(refusal) => return denied(refusal, names),
-        NotChanged::Malformed(_) => Reason::Malformed,
-        NotChanged::Unkept(_) => Reason::NotAllowed,
-    };
-    v1::Denied { reason: reason.word().to_owned(), message: why.to_string() }
+/// The refusal.
+///
+/// # Errors
+/// What is no refusal: the file system failed.
+pub(super) fn not_changed(why: &NotChanged, names: &Names) -> Result<v1::Denied, Status> {
+    match why {
+        NotChanged::Refused(refusal) => Ok(denied(refusal, names)),
+        NotChanged::Malformed(why) => {
+            Ok(v1::Denied { reason: Reason::Malformed.word().to_owned(), message: why.clone() })
+        }
+        NotChanged::Unkept { .. } => Err(Status::internal(why.to_string())),
+    }
 }

@@ -42,7 +42,7 @@ impl Operators for Services {
         let caller = caller(&request)?;
         let outcome = match self.try_set_budget(&caller, request.into_inner()).await {
             Ok(listed) => Outcome::Budget(account_budget(&listed, &self.names)),
-            Err(why) => Outcome::Denied(not_changed(&why, &self.names)),
+            Err(why) => Outcome::Denied(not_changed(&why, &self.names)?),
         };
         Ok(Response::new(v1::SetBudgetReply { outcome: Some(outcome) }))
     }
@@ -53,6 +53,7 @@ impl Operators for Services {
     ) -> Result<Response<v1::RemoveBudgetReply>, Status> {
         let caller = caller(&request)?;
         let refused = self.try_remove_budget(&caller, request.into_inner()).await.err();
-        Ok(Response::new(v1::RemoveBudgetReply { denied: refused.map(|why| not_changed(&why, &self.names)) }))
+        let denied = refused.map(|why| not_changed(&why, &self.names)).transpose()?;
+        Ok(Response::new(v1::RemoveBudgetReply { denied }))
     }
 }

@@ -37,6 +37,20 @@ impl Account {
         }
     }
 
+    /// As it is named, a user by name and number where he has a name. Asks the name service.
+    pub(crate) fn for_people(&self) -> String {
+        let name = match self {
+            Self::User(uid) => uzers::get_user_by_uid(uid.get()),
+            Self::Host | Self::Group(_) | Self::EachUser | Self::Job(_) => None,
+        };
+        match name {
+            Some(user) => {
+                format!("user.{} ({})", crate::text::shown(&user.name().to_string_lossy()), user.uid())
+            }
+            None => self.to_string(),
+        }
+    }
+
     /// The names of the table and of the entry in it that the file has for it, users by number.
     pub(crate) fn place(&self) -> (&'static str, Option<String>) {
         match self {
@@ -84,6 +98,8 @@ mod tests {
             assert_eq!(Account::named(text).expect("an account").to_string(), text);
         }
         assert_eq!(Account::named("user.root"), Ok(Account::User(Uid::new(0))));
+        assert_eq!(Account::User(Uid::new(0)).for_people(), "user.root (0)");
+        assert_eq!(Account::User(Uid::new(4_000_000_001)).for_people(), "user.4000000001");
         for bad in ["", "hosts", "group.", "user.", "job.", "user.no-such-user-here", "team.x", "job.a\x1bb"]
         {
             assert!(Account::named(bad).is_err(), "{bad:?}");

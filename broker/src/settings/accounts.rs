@@ -40,16 +40,29 @@ impl Accounts {
                 accounts.memberships.entry(uid).or_insert_with(|| name.clone());
             }
         }
-        for (name, table) in users {
-            let account = match name.as_str() {
-                "*" => Account::EachUser,
-                _ => Account::User(user(name).map_err(|why| BadSetting(format!("[user.{name}]: {why}")))?),
-            };
-            accounts.tables.push((account, table.clone()));
-        }
+        accounts.add_users(users)?;
         accounts.tables.extend(jobs.iter().map(|(name, table)| (Account::Job(name.clone()), table.clone())));
         accounts.tables.retain(|(_, table)| !table.is_empty());
         Ok(accounts)
+    }
+
+    /// A user may be written by name and by number, but only once: nobody could say which of two limits holds.
+    fn add_users(&mut self, users: &[(String, Table)]) -> Result<(), BadSetting> {
+        let mut names: BTreeMap<Uid, &str> = BTreeMap::new();
+        for (name, table) in users {
+            if name == "*" {
+                self.tables.push((Account::EachUser, table.clone()));
+                continue;
+            }
+            let uid = user(name).map_err(|why| BadSetting(format!("[user.{name}]: {why}")))?;
+            if let Some(other) = names.insert(uid, name) {
+                return Err(BadSetting(format!(
+                    "[user.{other}] and [user.{name}] are the same user, number {uid}; write his settings in one of them"
+                )));
+            }
+            self.tables.push((Account::User(uid), table.clone()));
+        }
+        Ok(())
     }
 
     /// These with what was set at run time before it. Patterns of jobs that only the run time has are tried first.
@@ -107,7 +120,7 @@ impl Accounts {
                     format!("{} {value}", key.word())
                 })
                 .collect();
-            format!("{account}: {}", settings.join(", "))
+            format!("{}: {}", account.for_people(), settings.join(", "))
         };
         self.tables.iter().map(line).collect()
     }
@@ -190,6 +203,14 @@ mod tests {
         assert!(error.contains("[group.a]") && error.contains("no-such-user-here"), "{error}");
         let users = [("no-such-user-here".to_owned(), Table::default())];
         assert!(Accounts::new(&Table::default(), &[], &users, &[]).is_err());
+    }
+
+    #[test]
+    fn the_same_user_twice_is_refused_with_both_names() {
+        let users = [("root".to_owned(), limited("1GiB")), ("0".to_owned(), limited("2GiB"))];
+        let error = Accounts::new(&Table::default(), &[], &users, &[]).expect_err("twice").to_string();
+        assert!(error.contains("[user.root] and [user.0]"), "{error}");
+        assert!(Accounts::new(&Table::default(), &[], &users[..1], &[]).is_ok());
     }
 
     #[test]

@@ -54,7 +54,9 @@ impl Key {
                 number.map(Value::Weight)
             }
             Self::LeasesMax => {
-                let number = text.parse().map_err(|_| format!("{text:?} is no number of leases"));
+                let number = text.parse().map_err(|_| {
+                    format!("{text:?} is no number of leases; write 1, 2 or more, or 0 for none at all")
+                });
                 number.map(Value::LeasesMax)
             }
             Self::MaxWait => parse_duration(text).map(Value::MaxWait).map_err(|error| error.to_string()),
@@ -221,6 +223,15 @@ impl<'de> Deserialize<'de> for GroupTable {
     }
 }
 
+/// A list of users.
+struct Names(Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        super::file::list(from, "members").map(Self)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Members {
     None,
@@ -261,7 +272,7 @@ impl<'de> Visitor<'de> for Entries {
                     let Scalar(text) = map.next_value_seed(Texts(key))?;
                     table.set(key, &text).map_err(M::Error::custom)?;
                 }
-                Field::Members if self.0 == Members::Allowed => members = map.next_value()?,
+                Field::Members if self.0 == Members::Allowed => Names(members) = map.next_value()?,
                 Field::Members => return Err(M::Error::custom("only groups have members")),
             }
         }

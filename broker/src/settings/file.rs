@@ -198,8 +198,35 @@ pub(super) fn text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
+/// A list of texts. A lone text is the likeliest slip.
+pub(super) fn list<'de, D: Deserializer<'de>>(from: D, key: &'static str) -> Result<Vec<String>, D::Error> {
+    struct List(&'static str);
+
+    impl<'de> Visitor<'de> for List {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list, like {} = [\"a\", \"b\"]", self.0)
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+            Err(E::custom(format!("{key} is a list; write {key} = [{text:?}]", key = self.0)))
+        }
+
+        fn visit_seq<S: serde::de::SeqAccess<'de>>(self, mut all: S) -> Result<Vec<String>, S::Error> {
+            let mut texts = Vec::new();
+            while let Some(text) = all.next_element()? {
+                texts.push(text);
+            }
+            Ok(texts)
+        }
+    }
+
+    from.deserialize_any(List(key))
+}
+
 fn texts<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Result<Vec<T>, D::Error> {
-    let texts = Vec::<String>::deserialize(from)?;
+    let texts = list(from, "devices")?;
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
 }
 
@@ -273,6 +300,10 @@ mod tests {
             ("devices = [\"gpu\"]", &["line 1", "is no device"]),
             ("[graces]\nmax_wait = \"90\"", &["line 2", "no unit"]),
             ("[group.a]\nweight = 0", &["line 2"]),
+            ("devices = \"cuda:0\"", &["line 1", "devices = [\"cuda:0\"]"]),
+            ("[group.a]\nmembers = \"nobody\"", &["line 2", "write members = [\"nobody\"]"]),
+            ("[group.a]\nmembers = 7", &["line 2", "a list, like members = ["]),
+            ("[user.root]\nleases_max = -1", &["line 2", "write 1, 2 or more"]),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");

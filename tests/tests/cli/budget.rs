@@ -155,3 +155,21 @@ fn budgets_that_cannot_be_kept_end_the_start() {
     let output = finish(&mut command);
     expect(&output, 78, &["1 GiB"]);
 }
+
+/// A full or read-only disk is a failure of the host and no refusal, and its sentence says where and what to do.
+#[test]
+fn a_budget_that_cannot_be_written_down_is_1_and_not_in_force() {
+    let state = tempfile::tempdir().expect("a folder");
+    let daemon = daemon(state.path(), FILE);
+    // Where the new file would be written stands a folder: not even root writes there.
+    std::fs::create_dir(state.path().join("budgets.toml.new")).expect("a folder");
+    let file = state.path().join("budgets.toml").display().to_string();
+    let output = line(&daemon, "budget set user.root limit=8MiB");
+    expect(&output, 1, &[&file, "not in force", "set it again"]);
+    assert_eq!(setting(&daemon, "user.root", "limit"), None);
+    std::fs::remove_dir(state.path().join("budgets.toml.new")).expect("it is empty");
+    expect(&line(&daemon, "budget set user.root limit=8MiB"), 0, &[]);
+    let events = text(&line(&daemon, "events").stdout);
+    assert!(events.contains("set the budget of user.root: limit = 8MiB"), "users by name: {events}");
+    daemon.stop();
+}
