@@ -146,12 +146,13 @@ impl Raw {
         let description = self.device.description();
         let (total, headroom) = (description.total, self.headroom);
         let most = total.saturating_sub(headroom);
-        let capacity = capacity.map_or(most, |size| size.of(most)).round_down();
-        if capacity.is_zero() || capacity > most {
+        let asked = capacity.map_or(most, |size| size.of(most));
+        let capacity = asked.round_down();
+        if capacity.is_zero() || asked > most {
             let beside =
                 if headroom.is_zero() { String::new() } else { format!(" less the headroom of {headroom}") };
             let why = format!(
-                "the capacity of device {id} would be {capacity} of its {total}{beside}; give at least 2 MiB and at most all of it"
+                "the capacity of device {id} would be {asked} of its {total}{beside}; give at least 2 MiB and at most all of it"
             );
             return Err(BadSetting(why).into());
         }

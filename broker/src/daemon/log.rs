@@ -26,6 +26,7 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// When its level makes no sense, or the kernel gives no thread.
 pub(super) fn start(log: &Log) -> Result<Lines, super::StartError> {
     let level = log.level.as_deref().unwrap_or("info");
+    sound(level)?;
     let filter = EnvFilter::try_new(level).map_err(|error| {
         BadSetting(format!("{level:?} is no log level: {error}; write error, warn, info or debug"))
     })?;
@@ -36,6 +37,24 @@ pub(super) fn start(log: &Log) -> Result<Lines, super::StartError> {
         LogFormat::Json => builder.json().init(),
     }
     Ok(lines)
+}
+
+/// Whether each directive ends in a level. The filter alone takes a misspelt level for the name of a target, and what it does
+/// not know for nothing.
+///
+/// # Errors
+/// The directive that does not, and what to write.
+pub(super) fn sound(level: &str) -> Result<(), BadSetting> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    for directive in level.split(',').map(str::trim) {
+        let said = directive.rsplit_once('=').map_or(directive, |(_, level)| level);
+        if !LEVELS.iter().any(|level| said.eq_ignore_ascii_case(level)) {
+            return Err(BadSetting(format!(
+                "{directive:?} of the log's {level:?} is no level; write error, warn, info or debug, or TARGET=LEVEL"
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -126,6 +145,16 @@ mod tests {
     use super::*;
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_level_that_is_none_is_refused() {
+        for good in ["info", "INFO", "info,gpulease::arbiter=debug", "off, h2=trace"] {
+            assert_eq!(sound(good), Ok(()), "{good}");
+        }
+        for bad in ["", "verbos", "nonsense=zzz", "info,x=", "info,,debug"] {
+            assert!(sound(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_log_that_is_not_read_stops_nobody_and_says_what_is_missing() {

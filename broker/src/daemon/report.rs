@@ -3,7 +3,7 @@
 use super::rules::Rules;
 use super::{StartError, devices, paths, raise_open_files};
 use crate::driver::DeviceFacts;
-use crate::settings::Settings;
+use crate::settings::{Hold, Settings};
 use crate::sockets::{Place, Rank};
 
 /// A device in one line.
@@ -24,6 +24,15 @@ pub(super) fn hold<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> &'st
     }
 }
 
+/// What an operator should know of the devices together.
+pub(super) fn remarks(settings: &Settings, opened: &[devices::Opened]) -> Vec<String> {
+    let each = opened.iter().flat_map(|opened| opened.remarks.clone());
+    let idle = settings.hold == Hold::All && !opened.iter().any(|opened| opened.facts.gauge.hold().is_some());
+    let nothing_held =
+        "hold = \"all\" has no effect here: there is no GPU to hold, and host memory cannot be held";
+    each.chain(idle.then(|| nothing_held.to_owned())).collect()
+}
+
 /// Says what serving would do, and changes nothing.
 ///
 /// # Errors
@@ -31,11 +40,10 @@ pub(super) fn hold<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> &'st
 pub(super) fn check(settings: &Settings) -> Result<(), StartError> {
     let paths = paths(settings, Rank::own())?;
     Place::check(&paths)?;
+    settings.log.level.as_deref().map_or(Ok(()), super::log::sound)?;
     let opened = devices::open(settings, raise_open_files())?;
-    for opened in &opened {
-        println!("{}", device(&opened.facts));
-        opened.remarks.iter().for_each(|remark| println!("  {remark}"));
-    }
+    opened.iter().for_each(|opened| println!("{}", device(&opened.facts)));
+    remarks(settings, &opened).iter().for_each(|remark| println!("  {remark}"));
     let rules = Rules::settle(settings, &opened)?;
     rules.accounts.lines(rules.measure).iter().for_each(|line| println!("{line}"));
     if !rules.policy.arena.is_zero() {

@@ -298,7 +298,7 @@ impl<T: Word> Follower<T> {
             return;
         };
         if self.told.as_ref() != Some(&standing) {
-            let message = standing.message(view);
+            let message = standing.message(view, view.snapshot.at);
             self.told = Some(standing);
             drop(self.out.send(Ok(T::waiting(message))).await);
         }

@@ -1,6 +1,6 @@
 //! How an ask stands in the line: numbers, who holds what it lacks, and a sentence.
 
-use gpulease_arbiter::{AskView, LeaseState, LeaseView};
+use gpulease_arbiter::{AskView, LeaseState, LeaseView, Time};
 use gpulease_proto::v1;
 use gpulease_words::{AskId, Bytes, Reason, Uid};
 
@@ -36,10 +36,9 @@ impl Standing {
         Some(Self { ask, position, short_by: asked.short_by, reason: asked.reason, sentence, holders })
     }
 
-    /// The message, with the times of this view.
-    pub(super) fn message(&self, view: &View) -> v1::Waiting {
+    /// The message, with its times as of `now`: a view may be older than the one who asks.
+    pub(super) fn message(&self, view: &View, now: Time) -> v1::Waiting {
         let asked = view.ask(self.ask).map(|(_, asked)| asked);
-        let now = view.snapshot.at;
         v1::Waiting {
             ask_id: self.ask.get(),
             position: self.position,

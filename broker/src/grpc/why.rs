@@ -12,7 +12,7 @@ use crate::witness::Stranger;
 /// Why an ask waits; `None` where it does not.
 pub(super) fn ask(view: &View, now: Time, id: AskId, names: &Names) -> Option<v1::Why> {
     let (position, asked) = view.ask(id)?;
-    let waiting = Standing::of(view, id, names)?.message(view);
+    let waiting = Standing::of(view, id, names)?.message(view, now);
     let user = names.known_or_number(asked.uid);
     let waited = DurationText(now.since(asked.since));
     let what = match (asked.purpose, asked.lease) {
@@ -149,20 +149,33 @@ fn movements(view: &View, lease: &LeaseView, now: Time) -> Vec<String> {
         format!("it has had its memory for {}{idle}", DurationText(now.since(since)))
     }));
     if lease.suspensions > 0 {
-        details.push(format!("it was suspended {} times", lease.suspensions));
+        details.push(format!("it was suspended {}", counted(lease.suspensions as usize, "time")));
     }
     details
+}
+
+/// `1 segment`, `2 segments`, `2 member processes`.
+fn counted(count: usize, what: &str) -> String {
+    let ending = match (count, what.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {what}{ending}")
 }
 
 fn lease_details(lease: &LeaseView) -> Vec<String> {
     let mut details = vec![
         format!(
-            "it has {} set aside and holds {} in {} segments; it may grow to {} a device",
-            lease.set_aside, lease.held, lease.segments, lease.limit
+            "it has {} set aside and holds {} in {}; it may grow to {} a device",
+            lease.set_aside,
+            lease.held,
+            counted(lease.segments as usize, "segment"),
+            lease.limit
         ),
         format!(
-            "contexts and libraries of its {} member processes take {}",
-            lease.members.len(),
+            "contexts and libraries of its {} take {}",
+            counted(lease.members.len(), "member process"),
             lease.overhead
         ),
     ];
@@ -189,4 +202,19 @@ fn lease_details(lease: &LeaseView) -> Vec<String> {
         details.push("no process has fetched memory of it yet".to_owned());
     }
     details
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_one() {
+        assert_eq!(counted(1, "segment"), "1 segment");
+        assert_eq!(counted(0, "segment"), "0 segments");
+        assert_eq!(
+            (counted(1, "member process"), counted(3, "member process")),
+            ("1 member process".into(), "3 member processes".into())
+        );
+    }
 }

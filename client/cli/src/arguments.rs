@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use gpulease_words::{LeaseId, parse_duration};
 
 use amount::positive_duration;
-pub(crate) use amount::{Amounts, Memory, Subject, Whole};
+pub(crate) use amount::{Amounts, Memory, Subject, Whole, name_of_program};
 
 use crate::exit;
 
@@ -66,8 +66,9 @@ fn long_help() -> String {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Common {
-    /// The broker's job socket; else /run/gpulease/gpulease.sock, else the user's own
-    #[arg(long, global = true, env = "GPULEASE_SOCKET", value_name = "PATH")]
+    /// The broker's job socket; else that of GPULEASE_SOCKET, else /run/gpulease/gpulease.sock, else the user's own
+    // The library reads the variable: clap shows what comes from the environment as required in usage lines.
+    #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print JSON (sizes in bytes, unknown figures null) instead of text
     #[arg(long, global = true)]
@@ -129,17 +130,17 @@ The code of the program is returned; 75 means no room in time, 77 not allowed, 1
 /// What to lease.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Wish {
-    /// Memory on each device: set aside, or set aside and the limit of growth (8GiB..20GiB, 25%..50%)
-    #[arg(short, long, allow_hyphen_values = true, value_name = "SIZE[..LIMIT]")]
+    /// Memory on each device: set aside, or set aside and the limit of growth (8GiB..20GiB, 25%..50%, 8GiB.. for all there is)
+    #[arg(short, long, allow_hyphen_values = true, value_name = "SIZE[..[LIMIT]]")]
     pub(crate) memory: Memory,
     /// So many devices, any of them
-    #[arg(long, value_name = "N", conflicts_with = "device")]
+    #[arg(long, value_name = "N", conflicts_with = "device", value_parser = amount::device_count)]
     pub(crate) gpus: Option<NonZeroU32>,
     /// These devices, by index or UUID
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) device: Vec<String>,
     /// A name, for people and for the job's budget; else the program's
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = amount::lease_name)]
     pub(crate) name: Option<String>,
     /// Never suspend it
     #[arg(long)]

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 
-use arguments::{Arguments, BudgetCommand, Command};
+use arguments::{Arguments, BudgetCommand, Command, Common};
 use exit::{Exit, Failure, Outcome};
 use signals::Signals;
 
@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
     }
     let arguments = match Arguments::read(&line) {
         Ok(arguments) => arguments,
-        Err(error) => return misread(&error),
+        Err(error) => return misread(&error, &line),
     };
     let common = arguments.common.clone();
     match act(arguments) {
@@ -58,7 +58,14 @@ pub fn main() -> ExitCode {
 }
 
 /// `--help` and `--version` come this way, too.
-fn misread(error: &clap::Error) -> ExitCode {
+fn misread(error: &clap::Error, line: &[OsString]) -> ExitCode {
+    let as_document = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    if as_document && error.use_stderr() {
+        let text = error.render().to_string();
+        let failure = Failure::new(Exit::Usage, text.trim().trim_start_matches("error: "));
+        output::report(&failure, &Common { socket: None, json: true });
+        return Exit::Usage.into();
+    }
     // Nothing is left to say where even this cannot be printed.
     let _ = error.print();
     if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use gpulease_client::{Client, Lease, Pid};
 use gpulease_words::DurationText;
 
-use crate::arguments::{Common, RunArguments};
+use crate::arguments::{Common, RunArguments, name_of_program};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::signals::{Caught, Sender, Signals, name};
 use crate::{ask, connection, output};
@@ -27,7 +27,7 @@ const RELEASE_WAIT: Duration = Duration::from_secs(3);
 pub(crate) async fn run(common: &Common, arguments: &RunArguments, mut signals: Signals) -> Outcome {
     let program = &arguments.command[0];
     let place = program::check(program, std::env::var_os("PATH"))?;
-    let default_name = place.file_name().unwrap_or(program).to_string_lossy().into_owned();
+    let default_name = name_of_program(&place.file_name().unwrap_or(program).to_string_lossy());
     let client = connection::client(common).await?;
     let lease = ask::acquire(&client, &arguments.wish, &default_name, common, &mut signals).await?;
     let outcome = in_lease(&client, &lease, arguments, &mut signals).await;

@@ -44,10 +44,11 @@ fn text(id: &str, why: &v1::Why, look: Look) -> String {
     for holder in &waiting.holders {
         text.push_str(&format!("  {}\n", holder_words(holder)));
     }
-    let latest = waiting
-        .at_latest_ms
-        .map_or_else(|| "no known time".to_owned(), |ms| format!("{} from now", span(ms)));
-    text.push_str(&format!("- waited {}, answered at the latest at {latest}\n", span(waiting.waited_ms)));
+    let latest = match waiting.at_latest_ms {
+        Some(ms) => format!("it is answered in {} at the latest", span(ms)),
+        None => "nobody can say by when it is answered".to_owned(),
+    };
+    text.push_str(&format!("- waited {}; {latest}\n", span(waiting.waited_ms)));
     text
 }
 
@@ -162,7 +163,7 @@ mod tests {
 a3: waits as number 1 for 4 GiB
 - 2 GiB are short
   L7 res\\x1bnet of alice, pid 4242, has 8 GiB
-- waited 12s, answered at the latest at no known time
+- waited 12s; nobody can say by when it is answered
 "
         );
     }

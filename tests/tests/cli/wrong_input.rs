@@ -38,6 +38,65 @@ fn a_failure_as_a_document() {
     assert!(document["error"]["message"].as_str().is_some_and(|message| message.contains("/nowhere")));
 }
 
+#[test]
+fn wrong_usage_is_a_document_too() {
+    for words in ["--json why x", "why x --json", "--json nonsense", "run --json -m 8XB -- true --json"] {
+        let output = finish(command(Path::new("/nowhere/gpulease.sock")).args(words.split_whitespace()));
+        assert_eq!(code(output.status), 2, "{words}");
+        let document: Value = serde_json::from_slice(&output.stderr).expect("one document");
+        assert_eq!(document["error"]["exit_code"], 2, "{document}");
+        let message = document["error"]["message"].as_str().expect("a message");
+        assert!(!message.is_empty() && !message.starts_with("error"), "{message}");
+    }
+    // The program's own --json is none of ours.
+    let output =
+        finish(command(Path::new("/nowhere/g.sock")).args(["run", "-m", "8XB", "--", "x", "--json"]));
+    assert!(text(&output.stderr).starts_with("error: "), "{}", text(&output.stderr));
+    let mut bare = Command::new(programs::gpulease());
+    let usage = finish(bare.env("GPULEASE_SOCKET", "/nowhere/g.sock").arg("why").stdin(Stdio::null()));
+    assert!(text(&usage.stderr).contains("Usage: gpulease why <ID>"), "{}", text(&usage.stderr));
+}
+
+#[test]
+fn a_name_of_any_length_is_refused_by_its_length() {
+    let daemon = Daemon::on_host("64MiB");
+    for letters in [65, 300, 100_000] {
+        let output = gpulease(&daemon, ["run", "-m", "8MiB", "-n", &"x".repeat(letters), "--", "true"]);
+        expect(&output, 2, &[&format!("{letters} letters"), "at most 64"]);
+    }
+    // A program's name is cut, since nobody chose it for a lease.
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("y".repeat(200));
+    std::os::unix::fs::symlink("/bin/true", &program).expect("a link");
+    expect(&gpulease(&daemon, ["run", "-q", "-m", "8MiB", "--", &program.display().to_string()]), 0, &[]);
+    daemon.stop();
+}
+
+/// A program that knows nothing of leases takes GPULEASE_MEMORY_BYTES for the size of its card.
+#[test]
+fn growth_beyond_device_and_budget_is_lowered_to_what_could_be_had() {
+    let mut broker = Command::new(programs::gpuleased());
+    broker.args(["--device", "host:64MiB"]);
+    let daemon = Daemon::start_configured(broker, "[job.small]\nlimit = \"24MiB\"\n");
+    for (memory, name, most, words) in [
+        ("16MiB..60000GiB", "small", 24, "growing up to 24 MiB (not 60000 GiB"),
+        ("16MiB..60000GiB", "free", 64, "growing up to 64 MiB (not 60000 GiB"),
+        ("16MiB..", "free", 64, "growing up to 64 MiB on"),
+        ("16MiB..", "small", 24, "growing up to 24 MiB"),
+        ("16MiB..20MiB", "small", 20, "growing up to 20 MiB on"),
+    ] {
+        let output = gpulease(
+            &daemon,
+            ["run", "-m", memory, "-n", name, "--", "sh", "-c", "echo $GPULEASE_MEMORY_BYTES"],
+        );
+        expect(&output, 0, &[words]);
+        assert_eq!(text(&output.stdout).trim(), (most << 20).to_string(), "{memory} of {name}");
+    }
+    let events = text(&line(&daemon, "events").stdout);
+    assert!(events.contains("16 MiB a device, growing up to 24 MiB, was granted"), "{events}");
+    daemon.stop();
+}
+
 /// What listens where a broker should be.
 #[derive(Clone, Copy, Debug)]
 enum Impostor {
@@ -93,7 +152,10 @@ fn sizes_and_durations_that_make_no_sense_are_usage_errors() {
         ("run -m 8MiB --wait 90 -- true", "90s"),
         ("run -m 8MiB -t never -- true", "never"),
         ("run -m 8MiB -t 0s -- true", "1s or more"),
-        ("run -m 8MiB --gpus 0 -- true", "0"),
+        ("run -m 8MiB --gpus 0 -- true", "write 1, 2 or more"),
+        ("run -m 8MiB --gpus x -- true", "write 1, 2 or more"),
+        ("run -m 8MiB --name= -- true", "the name is empty"),
+        ("budget set host limit=8MiB limit=16MiB", "limit is set twice"),
         ("run -m 8MiB --device 7 -- true", "0 (host-0)"),
         ("run -m 8MiB --device 0,0 -- true", "twice"),
         ("run -m 8MiB", "CMD"),

@@ -177,7 +177,7 @@ fn leases(state: &v1::StatusReply) -> Option<Finding> {
         Finding::warn(
             "leases",
             format!(
-                "{unused} of {} leases are older than 1m and no process has claimed memory of them",
+                "leases older than 1m of which no process has claimed memory: {unused} of {}",
                 state.leases.len()
             ),
             "their programs take GPU memory from outside the broker, or none; `gpulease why` tells of each",

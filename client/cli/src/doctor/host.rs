@@ -39,7 +39,7 @@ fn ownership(folder: &Path, owner: u32, mode: u32) -> Finding {
         );
         return Finding::fail("directory", message, format!("chmod 0755 {place}, and restart the broker"));
     }
-    Finding::ok("directory", format!("{place} belongs to uid {owner} and to nobody else's pen"))
+    Finding::ok("directory", format!("{place} belongs to uid {owner}, and nobody else may write to it"))
 }
 
 fn handoff(folder: &Path) -> Finding {
