@@ -84,7 +84,7 @@ fn a_limit_below_what_is_held_kills_nothing_and_grants_nothing() {
     let mut held = Running::start(&daemon, ["hold", "-m", "16MiB"]);
     held.hear("gives it back");
     expect(&line(&daemon, "budget set user.root limit=8MiB"), 0, &[]);
-    expect(&line(&daemon, "run --no-wait -m 2MiB -- true"), 77, &["user.root", "8 MiB"]);
+    expect(&line(&daemon, "run --no-wait -m 2MiB -- true"), 75, &["user.root", "8 MiB"]);
     assert_eq!(count(&super::state(&daemon), "leases"), 1);
     expect(&line(&daemon, "budget rm user.root"), 0, &[]);
     expect(&line(&daemon, "run --no-wait -m 2MiB -- true"), 0, &[]);
