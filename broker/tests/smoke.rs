@@ -474,7 +474,7 @@ fn wrong_settings_end_it_with_the_right_code_and_a_sentence() {
         (&["--config", "/nowhere.toml"], 78, &["/nowhere.toml", "cannot be read"]),
         (&["--config", good, "--capacity", "66MiB"], 78, &["66 MiB", "64 MiB"]),
         (&["--device", "host:4000TiB"], 78, &["the host has"]),
-        (&["--config", good, "--log", "nonsense=="], 78, &["is no log level"]),
+        (&["--config", good, "--log", "nonsense=="], 78, &["is no level", "write error, warn"]),
         (&["--device", "gpu"], 2, &["is no device"]),
         (&["--hold", "some"], 2, &["--hold"]),
     ] {
