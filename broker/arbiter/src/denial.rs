@@ -144,13 +144,7 @@ impl fmt::Display for Denial {
             Self::NoRoom { asked, room, device } => {
                 write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, ask for less, or see with `gpulease` who has the rest")
             }
-            Self::TooMany { what, account, max: 0 } => {
-                write!(f, "{account} may have no {what}; ask the operator to raise the bound")
-            }
-            Self::TooMany { what, account, max } => {
-                let (what, one) = if *max == 1 { (what.trim_end_matches('s'), "it") } else { (*what, "one") };
-                write!(f, "{account} may have at most {max} {what} at one time; end {one} first")
-            }
+            Self::TooMany { what, account, max } => say_too_many(f, what, account, *max),
             Self::NoSuchLease => f.write_str("there is no such lease, or it is not yours; `gpulease` lists the leases"),
             Self::NoSuchSegment => f.write_str("the lease has no such segment; it may have been given back already"),
             Self::NoSuchDevice { device, devices } => write!(f, "there is no device {device} to use here; usable are {devices}"),
@@ -253,4 +247,13 @@ impl Denial {
         }
         None
     }
+}
+
+/// A count at its bound, which may be none at all.
+fn say_too_many(f: &mut fmt::Formatter<'_>, what: &str, account: &str, max: u32) -> fmt::Result {
+    if max == 0 {
+        return write!(f, "{account} may have no {what}; ask the operator to raise the bound");
+    }
+    let (what, one) = if max == 1 { (what.trim_end_matches('s'), "it") } else { (what, "one") };
+    write!(f, "{account} may have at most {max} {what} at one time; end {one} first")
 }

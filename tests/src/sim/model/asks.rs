@@ -118,11 +118,21 @@ impl Model {
 
     /// Whether it could be held if nothing else were leased: moved, covered by a guarantee, or pinned.
     fn can_ever_be_held(&self, ask: &AskFact, terms: &Terms) -> bool {
+        self.could_be_held(ask, terms, &|fact| self.context_alone(ask.peer.process, fact.id))
+    }
+
+    /// The same if its process's context took so much.
+    fn could_be_held(
+        &self,
+        ask: &AskFact,
+        terms: &Terms,
+        context: &dyn Fn(&super::DeviceFact) -> Bytes,
+    ) -> bool {
         let guarantee = self.coverable(ask.peer.uid, ask.peer.group.as_deref());
         let moves = self.would_move(ask);
         let holds = |fact: &&super::DeviceFact| {
-            let whole = self.cost(ask, terms, fact.id);
-            let pinned = if moves { self.context_alone(ask.peer.process, fact.id) } else { whole };
+            let whole = terms.reserve.saturating_add(context(fact));
+            let pinned = if moves { context(fact) } else { whole };
             whole <= guarantee || pinned <= self.pinned_max(fact.id)
         };
         let usable = self.wished(terms).filter(|fact| !fact.lost);
@@ -198,14 +208,14 @@ impl Model {
         path.iter().any(|node| self.budget(node).limit.is_some_and(|limit| least > limit))
     }
 
-    /// Whether an ask could be granted if nothing else were there, by what contexts cost now.
+    /// Whether an ask could be granted if nothing else were there, by what contexts cost now and by what they are taken to
+    /// cost anew: a lease that pays for the context may end before the ask is granted.
     pub(in crate::sim) fn fits_alone(&self, ask: &AskFact) -> bool {
         let Aim::Lease { terms, .. } = &ask.aim else { return true };
         let process = ask.peer.process;
-        let cost = |fact: &super::DeviceFact| {
-            terms.reserve.saturating_add(self.context(process, fact.id).max(fact.estimate))
-        };
-        if self.binds() && !self.can_ever_be_held(ask, terms) {
+        let context = |fact: &super::DeviceFact| self.context(process, fact.id).max(fact.estimate);
+        let cost = |fact: &super::DeviceFact| terms.reserve.saturating_add(context(fact));
+        if self.binds() && !self.could_be_held(ask, terms, &context) {
             return false;
         }
         let usable = self.wished(terms).filter(|fact| !fact.lost && cost(fact) <= fact.capacity);
