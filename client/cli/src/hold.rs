@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use gpulease_client::{Client, Lease, Observer};
+use gpulease_client::{Client, Lease, Updates};
+use gpulease_proto::v1::StatusReply;
 use gpulease_words::DurationText;
 use serde::Serialize;
 
@@ -18,8 +19,10 @@ use crate::{ask, connection, output};
 pub(crate) async fn hold(common: &Common, arguments: &HoldArguments, mut signals: Signals) -> Outcome {
     let client = connection::client(common).await?;
     let lease = ask::acquire(&client, &arguments.wish, "hold", common, &mut signals).await?;
+    // Before the lease is told of: who was told of it may count on its being looked after.
+    let watched = client.observe().await?.watch().await?;
     tell(&lease, &client, common, arguments)?;
-    let why = until_the_end(&lease, &client, arguments.time, &mut signals).await?;
+    let why = until_the_end(&lease, watched, arguments.time, &mut signals).await?;
     let id = lease.id();
     match why {
         End::Released => output::say(&format!("{id} was given back from outside")),
@@ -41,12 +44,11 @@ enum End {
 
 async fn until_the_end(
     lease: &Lease,
-    client: &Client,
+    watched: Updates<StatusReply>,
     time: Option<Duration>,
     signals: &mut Signals,
 ) -> Result<End, Failure> {
-    let observer = client.observe().await?;
-    let gone = std::pin::pin!(until_gone(lease, &observer));
+    let gone = std::pin::pin!(until_gone(lease, watched));
     let time_over = run::after(time);
     let signalled = async { while !signals.next().await.ends_a_wait() {} };
     tokio::select! {
@@ -57,8 +59,7 @@ async fn until_the_end(
 }
 
 /// Waits until the broker no longer lists the lease as one that can be used.
-async fn until_gone(lease: &Lease, observer: &Observer) -> Result<(), Failure> {
-    let mut updates = observer.watch().await?;
+async fn until_gone(lease: &Lease, mut updates: Updates<StatusReply>) -> Result<(), Failure> {
     while let Some(state) = updates.next().await? {
         let ours = state.leases.iter().find(|status| status.id == lease.id().get());
         if ours.is_none_or(|status| status.state == "draining") {
