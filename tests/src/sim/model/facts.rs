@@ -32,6 +32,8 @@ pub(in crate::sim) struct SessionFact {
     pub(in crate::sim) peer: Peer,
     pub(in crate::sim) open: bool,
     pub(in crate::sim) adrift_since: Option<Time>,
+    /// From when to when it was away last.
+    pub(in crate::sim) was_away: Option<(Time, Time)>,
     /// `SessionGone` was said.
     pub(in crate::sim) gone: bool,
 }

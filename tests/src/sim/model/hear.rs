@@ -74,8 +74,9 @@ impl Model {
         match event {
             Event::Adrift { session } => self.hear_adrift(*session),
             Event::Rejoined { session } => {
+                let now = self.now;
                 if let Some(session) = self.sessions.get_mut(session) {
-                    session.adrift_since = None;
+                    session.was_away = session.adrift_since.take().map(|since| (since, now));
                 }
             }
             Event::Died { process } => self.end_process(*process),

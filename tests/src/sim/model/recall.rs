@@ -101,9 +101,11 @@ impl Model {
         }
     }
 
-    /// The arbiter itself asks for surplus of a lease: of nothing else, and with its deadline.
+    /// The arbiter itself asks for surplus of a lease: of nothing else, and with its deadline. Who comes back hears what was
+    /// asked for meanwhile.
     pub(super) fn hear_recall(
         &mut self,
+        session: SessionId,
         id: LeaseId,
         device: DeviceId,
         bytes: Bytes,
@@ -116,12 +118,17 @@ impl Model {
         if self.leases[&id].recall.as_ref().is_some_and(|recall| self.is_met(id, recall)) {
             self.leases.get_mut(&id).expect("it was judged").recall = None;
         }
+        let away = self.sessions[&session].was_away.filter(|(_, until)| *until == now);
+        let earliest = away.map_or(due, |(since, _)| since.plus(self.policy.recall_deadline));
         let lease = self.leases.get_mut(&id).expect("it was judged");
         let fresh = lease.recall.as_ref().is_none_or(|recall| recall.deadline != deadline);
-        ensure!(!fresh || deadline == due, "{id} is asked for surplus by {deadline:?}, not by {due:?}");
+        ensure!(
+            !fresh || (earliest..=due).contains(&deadline),
+            "{id} is asked for surplus by {deadline:?}, not by {due:?}"
+        );
         let recall = lease.recall.get_or_insert_with(|| RecallFact {
             deadline,
-            missed: false,
+            missed: deadline <= now,
             may_hold: std::collections::BTreeMap::new(),
             untold: std::collections::BTreeSet::new(),
         });

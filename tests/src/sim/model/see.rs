@@ -78,7 +78,7 @@ impl Model {
         };
         let process = self.processes.get_mut(&peer.process).expect("it was heard");
         process.forgotten = false;
-        let fact = SessionFact { peer, open: true, adrift_since: None, gone: false };
+        let fact = SessionFact { peer, open: true, adrift_since: None, was_away: None, gone: false };
         ensure!(self.sessions.insert(session, fact).is_none(), "{session} is opened twice");
         Ok(())
     }
@@ -274,7 +274,7 @@ impl Model {
         match notice {
             Notice::Recall { lease, device, bytes, deadline } => {
                 if self.binds() {
-                    self.hear_recall(*lease, *device, *bytes, *deadline)?;
+                    self.hear_recall(session, *lease, *device, *bytes, *deadline)?;
                 }
                 let held = self.charge_on(*lease, *device).held;
                 let fact = self.leases.get_mut(lease).expect("it was judged");
