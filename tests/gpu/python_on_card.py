@@ -252,6 +252,27 @@ def estimate() -> str:
     return f"{said}; {batch} samples: {gpulease.text(said.peak(batch))} said, {gpulease.text(took)} taken; {said.command(batch)}"
 
 
+@case("-m", "8GiB")
+def compiled_step() -> str:
+    """A step that `torch.compile` has compiled is searched and estimated as another; what compiling takes counts."""
+    gpulease, torch = modules()
+    model, optimizer = transformer(torch, layers=2)
+    step = step_of(torch, torch.compile(model, dynamic=True), optimizer)
+    found = gpulease.find_batch_size(step, 4, 64, multiple_of=4)
+    print(found)
+    step(found.batch_size)
+    ours = gpulease.lease()
+    assert ours.held_peak <= ours.reserve + 64 * MIB, ours
+    said = gpulease.estimate(step, (4, 8, 16), up_to=32)
+    print(said)
+    memory = gpulease.TorchMemory()
+    memory.reset_peak()
+    step(24)
+    took = memory.peak().reserved
+    assert said.lease_for(24) >= took, (said, took)
+    return f"{found}; {said}; 24 samples took {gpulease.text(took)}"
+
+
 @case("-m", "4GiB")
 def explain() -> str:
     """An error of PyTorch's is explained with the lease's numbers."""
@@ -473,8 +494,52 @@ def cupy_memory() -> str:
         kept.extend([cp.ones(1 << 18, dtype=cp.float32)] * (number >= 20))
         watch.step()
     assert told and 18 <= told[0].since <= 23, told
-    print(gpulease.memory_report(memory))
+    report = gpulease.memory_report(memory)
+    print(report)
+    assert report.framework.name == "CuPy" and 0 < report.framework.allocated <= report.lease.held, report
     return f"{found}; {said}; since step {told[0].since}"
+
+
+@case("-m", "4GiB")
+def cupy_phases() -> str:
+    """Out of memory in the passes of a step that is written in CuPy: told where, and nothing of the step stays. Pieces with
+    their weights have the gradient of the whole batch."""
+    import gpulease
+
+    try:
+        from cupy_memory import CupyMemory, cupy as cp
+    except ImportError as error:
+        raise Skip(f"no CuPy: {error}") from None
+    from gpulease.trial import attempt
+
+    memory = CupyMemory()
+
+    def forward(x, weight, more=0):
+        return x @ weight, cp.ones(more, dtype=cp.uint8)
+
+    def backward(x, error, more=0):
+        return x.T @ error, cp.ones(more, dtype=cp.uint8)
+
+    def step(batch, **too_much):
+        x, weight = cp.ones((batch, 4096), dtype=cp.float32), cp.eye(4096, dtype=cp.float32)
+        y, _ = forward(x, weight, too_much.get("forward", 0))
+        gradient, _ = backward(x, y, too_much.get("backward", 0))
+        weight -= gradient + cp.ones(too_much.get("optimizer", 0), dtype=cp.uint8).sum()
+
+    assert attempt(memory, step, 64).fits
+    for phase in ("forward", "backward", "optimizer"):
+        trial = attempt(memory, lambda batch: step(batch, **{phase: 8 * GIB}), 64)
+        assert not trial.fits and (phase in trial.where or phase == "optimizer"), (phase, trial)
+        assert trial.left == 0, (phase, trial.left)
+    x = cp.random.default_rng(5).standard_normal((1000, 64))
+    whole, pieces, at = x.T @ x / 1000, gpulease.accumulation(1000, 96), 0
+    sum_of_pieces = cp.zeros_like(whole)
+    for size, weight in zip(pieces.sizes, pieces.weights):
+        piece = x[at : at + size]
+        sum_of_pieces += piece.T @ piece / size * weight
+        at += size
+    assert cp.allclose(sum_of_pieces, whole, rtol=1e-10, atol=1e-14)
+    return f"nothing left after each; {pieces.steps} pieces: the gradient of 1000 samples"
 
 
 @case("-m", "6GiB")
@@ -502,6 +567,45 @@ def jax() -> str:
     else:
         raise AssertionError("32 GiB fit a lease of 6")
     return f"JAX {j.__version__}: held {gpulease.text(held)}"
+
+
+@case("-m", "4GiB")
+def jax_memory() -> str:
+    """JAX's memory behind the package's protocol: report, leak, and a batch in pieces."""
+    import gpulease
+
+    try:
+        import jax as j
+        import jax.numpy as jnp
+        from jax_memory import JaxMemory
+    except ImportError as error:
+        raise Skip(f"no JAX: {error}") from None
+    memory, told, kept = JaxMemory(), [], []
+    watch = gpulease.LeakWatch(memory, on_leak=told.append)
+    double = j.jit(lambda x: x * 2)
+    for number in range(60):
+        y = double(jnp.ones(1 << 20, dtype=jnp.float32))
+        kept.extend([y] * (number >= 20))
+        y.block_until_ready()
+        watch.step()
+    assert told and 18 <= told[0].since <= 23, told
+    report = gpulease.memory_report(memory)
+    print(report)
+    assert report.framework.name == "JAX" and 0 < report.framework.allocated <= report.lease.held, report
+
+    def loss(weights, x):
+        return jnp.mean(jnp.square(x @ weights))
+
+    x, weights = j.random.normal(j.random.key(5), (1000, 64)), jnp.eye(64)
+    gradient = j.jit(j.grad(loss))
+    with j.default_matmul_precision("highest"):
+        whole, pieces, at = gradient(weights, x), gpulease.accumulation(1000, 96), 0
+        sum_of_pieces = jnp.zeros_like(whole)
+        for size, weight in zip(pieces.sizes, pieces.weights):
+            sum_of_pieces += gradient(weights, x[at : at + size]) * weight
+            at += size
+    assert jnp.allclose(sum_of_pieces, whole, rtol=1e-4, atol=1e-6), abs(sum_of_pieces - whole).max()
+    return f"since step {told[0].since}; {pieces.steps} pieces: the gradient of 1000 samples"
 
 
 @case("-m", "2GiB..6GiB")

@@ -1,6 +1,7 @@
 """Small PyTorch programs that know nothing of a broker: `torch_cases.py CASE`.
 
-Each prints `result KEY=VALUE` lines that two runs can be compared by, and `note` lines.
+Each prints `result KEY=VALUE` lines that two runs can be compared by, and `note` lines. In the midst of its work each
+asks for more than there is, and goes on.
 """
 
 import sys
@@ -31,6 +32,17 @@ def losses(values):
     print("result losses=" + ",".join(float(value).hex() for value in values))
 
 
+def refused():
+    """More than there is, which the framework's own exception says."""
+    _, total = torch.cuda.mem_get_info()
+    try:
+        torch.empty(total, dtype=torch.uint8, device=DEVICE)
+        return "over=none"
+    except torch.OutOfMemoryError as error:
+        print("note " + str(error).splitlines()[0][:150])
+        return f"over={type(error).__name__}"
+
+
 class Transformer(nn.Module):
     def __init__(self, checkpoint=False):
         super().__init__()
@@ -57,7 +69,9 @@ def tokens(batch=16, length=128):
 def train(model, step_loss, steps=STEPS):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     kept = []
-    for _ in range(steps):
+    for number in range(steps):
+        if number == steps // 2:
+            print("result " + refused())
         optimizer.zero_grad(set_to_none=True)
         loss = step_loss(model)
         loss.backward()
@@ -120,7 +134,9 @@ def graph():
     with torch.cuda.graph(captured):
         loss = step()
     kept = []
-    for _ in range(STEPS):
+    for number in range(STEPS):
+        if number == STEPS // 2:
+            print("result " + refused())
         captured.replay()
         kept.append(loss.item())
     losses(kept)
@@ -164,6 +180,8 @@ def loader():
         loss.backward()
         optimizer.step()
         kept.append(loss.item())
+        if len(kept) == STEPS // 2:
+            print("result " + refused())
     losses(kept)
 
 
@@ -180,6 +198,7 @@ def forked():
         except RuntimeError as error:
             os._exit(0 if "fork" in str(error) or "initializ" in str(error) else 2)
     _, status = os.waitpid(child, 0)
+    print("result " + refused())
     print(f"result child={os.waitstatus_to_exitcode(status)} sum={float(x.sum()).hex()}")
 
 
@@ -192,7 +211,9 @@ def worker(rank, world, port, out):
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     torch.manual_seed(rank)
-    for _ in range(STEPS):
+    for number in range(STEPS):
+        if number == STEPS // 2:
+            over = refused()
         optimizer.zero_grad(set_to_none=True)
         x = torch.randn(64, 256, device=DEVICE)
         loss = F.mse_loss(model(x), x)
@@ -202,7 +223,7 @@ def worker(rank, world, port, out):
             dist.all_reduce(mean)
             parameter.grad.copy_(mean / world)
         optimizer.step()
-    out.put((rank, loss.item().hex()))
+    out.put((rank, f"{loss.item().hex()} {over}"))
     dist.destroy_process_group()
 
 
@@ -238,14 +259,8 @@ def nccl():
 
 def over_budget():
     """Field case 10 (HAMi-core#55): more than there is is the framework's own exception, and there is life after it."""
-    _, total = torch.cuda.mem_get_info()
     kept = torch.ones(1 << 28, device=DEVICE)
-    try:
-        torch.empty(total, dtype=torch.uint8, device=DEVICE)
-        print("result over=none")
-    except torch.OutOfMemoryError as error:
-        print(f"result over={type(error).__name__}")
-        print("note " + str(error).splitlines()[0][:150])
+    print("result " + refused())
     del kept
     torch.cuda.empty_cache()
     train(Transformer().to(DEVICE), next_token, steps=5)
