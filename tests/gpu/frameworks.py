@@ -16,6 +16,7 @@ import fnmatch
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -62,6 +63,9 @@ CASES = [
     ("jax over platform", "jax_cases.py over_budget", {**XLA, "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
     ("cupy", "cupy_cases.py default", {}),
     ("cupy async", "cupy_cases.py async", {}),
+    # CUDA's own runtime library, in the program and beside it.
+    ("runtime static", "runtime.cu static", {}),
+    ("runtime shared", "runtime.cu shared", {}),
 ]
 TURNS = [
     # name, program, what comes after its steps, GiB of data, steps, variables; all in leases of 12 GiB
@@ -160,8 +164,23 @@ def call(words, environment, log, timeout=150):
     return done.returncode, done.stdout
 
 
+def command(logs, program):
+    """How it is started; built first, where it has to be. `None` where it can't be built here."""
+    name, *words = program.split()
+    if not name.endswith(".cu"):
+        return [sys.executable, str(PROGRAMS / name), *words]
+    compiler = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not os.path.exists(compiler):
+        return None
+    built = logs / f"{name}-{words[0]}"
+    subprocess.run([compiler, f"-cudart={words[0]}", "-o", built, PROGRAMS / name], check=True)
+    return [str(built.resolve())]
+
+
 def one_case(broker, logs, name, program, variables):
-    words = [sys.executable, str(PROGRAMS / program.split()[0]), *program.split()[1:]]
+    words = command(logs, program)
+    if words is None:
+        return name, "not run: no nvcc", ""
     plain = {key: value for key, value in variables.items() if not key.startswith("BARE_")}
     bare = {**os.environ, **plain}
     bare |= {key.removeprefix("BARE_"): value for key, value in variables.items() if key.startswith("BARE_")}
@@ -200,6 +219,9 @@ def cases(logs, wanted):
         key = name.replace(" ", "-")
         held, own = watch.held.get(key, 0), watch.own.get(key, 0)
         total = int(seen[1]) if seen else 0
+        if verdict.startswith("not run"):
+            print(f"{name:24} {verdict}")
+            continue
         wrong = not (verdict == "equal" or verdict.startswith("within"))
         wrong |= total > LEASE or held < HELD_AT_LEAST or own > OWN_AT_MOST * PROCESSES.get(name, 1)
         broken += wrong

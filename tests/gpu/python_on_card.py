@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -74,6 +75,44 @@ def modules():
     import torch
 
     return gpulease, torch
+
+
+def others(*names: str):
+    """gpulease and these modules, without which a case can't be run here."""
+    import gpulease
+
+    try:
+        return gpulease, *(importlib.import_module(name) for name in names)
+    except ImportError as error:
+        raise Skip(f"no {names[0]}: {error}") from None
+
+
+def recalled(gpulease, then: Callable[[], bool] = lambda: True):
+    """Somebody wants the lease's bytes; what the program was told, once it has come to this `then`."""
+    seen, done = [], threading.Event()
+
+    def told(recall):
+        seen.append(recall)
+        done.set()
+
+    with gpulease.on_pressure(told):
+        cli("recall", f"L{gpulease.lease().id}")
+        assert done.wait(PATIENCE), "no call came"
+        wait(then, "what was asked for is met")
+    return seen[0]
+
+
+def explained(gpulease, take: Callable[[], object], hint: str) -> None:
+    """What takes 32 GiB is out of memory in any lease here, which is explained, with the framework's own remedy."""
+    try:
+        take()
+    except Exception as error:  # noqa: BLE001 - JAX's class has had several names
+        assert gpulease.is_out_of_memory(error), repr(error)
+        said = gpulease.explain_out_of_memory(error)
+        print(said)
+        assert said.wanted and said.wanted >= 32 * GIB and hint in str(said), error
+    else:
+        raise AssertionError("32 GiB fit a lease of 6")
 
 
 # --- Cases ------------------------------------------------------------------------------------------------------------
@@ -147,21 +186,13 @@ def pressure() -> str:
     kept = torch.ones(GIB // 8, device="cuda")
     cached = [torch.empty(GIB // 4, device="cuda") for _ in range(8)]
     cached.clear()
-    full, seen, done = gpulease.lease(), [], threading.Event()
+    full = gpulease.lease()
     assert full.held >= 8 * GIB, full
-
-    def told(recall):
-        seen.append(recall)
-        done.set()
-
-    with gpulease.on_pressure(told):
-        cli("recall", f"L{full.id}")
-        assert done.wait(PATIENCE), "no call came"
-        wait(lambda: gpulease.lease().held <= full.reserve, "the cache went back")
+    seen = recalled(gpulease, lambda: gpulease.lease().held <= full.reserve)
     assert kept.sum().item() == kept.numel(), "what is in use was touched"
     again = torch.ones(GIB // 4, device="cuda")
     assert again.sum().item() == again.numel()
-    return f"{seen[0]}; held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
+    return f"{seen}; held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
 
 
 @case("-m", "8GiB..24GiB")
@@ -437,12 +468,7 @@ def accumulation() -> str:
 @case("-m", "2GiB..6GiB")
 def cupy() -> str:
     """CuPy: the lease, and a callback that gives its pool back."""
-    import gpulease
-
-    try:
-        import cupy as cp
-    except ImportError as error:
-        raise Skip(f"no CuPy: {error}") from None
+    gpulease, cp = others("cupy")
     array = cp.ones(GIB // 2, dtype=cp.float64)
     assert float(array.sum()) == array.size
     full = gpulease.lease()
@@ -451,27 +477,15 @@ def cupy() -> str:
     with gpulease.on_pressure(lambda recall: cp.get_default_memory_pool().free_all_blocks()):
         cli("recall", f"L{full.id}")
         wait(lambda: gpulease.lease().held <= full.reserve, "the pool went back")
-    try:
-        cp.empty(32 * GIB, dtype=cp.uint8)
-    except cp.cuda.memory.OutOfMemoryError as error:
-        said = gpulease.explain_out_of_memory(error)
-        print(said)
-        assert said.wanted == 32 * GIB and "cupy.get_default_memory_pool()" in str(said), error
-    else:
-        raise AssertionError("32 GiB fit a lease of 6")
+    explained(gpulease, lambda: cp.empty(32 * GIB, dtype=cp.uint8), "cupy.get_default_memory_pool()")
     return f"CuPy {cp.__version__}: held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
 
 
 @case("-m", "2GiB..6GiB")
 def cupy_memory() -> str:
     """CuPy's pool behind the package's protocol: search, estimate, leak and report."""
-    import gpulease
-
-    try:
-        from cupy_memory import CupyMemory, cupy as cp
-    except ImportError as error:
-        raise Skip(f"no CuPy: {error}") from None
-    memory, ours = CupyMemory(), gpulease.lease()
+    gpulease, cp, mine = others("cupy", "cupy_memory")
+    memory, ours = mine.CupyMemory(), gpulease.lease()
 
     def step(batch):
         x = cp.ones((batch, 1 << 20), dtype=cp.float32)
@@ -504,15 +518,10 @@ def cupy_memory() -> str:
 def cupy_phases() -> str:
     """Out of memory in the passes of a step that is written in CuPy: told where, and nothing of the step stays. Pieces with
     their weights have the gradient of the whole batch."""
-    import gpulease
-
-    try:
-        from cupy_memory import CupyMemory, cupy as cp
-    except ImportError as error:
-        raise Skip(f"no CuPy: {error}") from None
+    gpulease, cp, mine = others("cupy", "cupy_memory")
     from gpulease.trial import attempt
 
-    memory = CupyMemory()
+    memory = mine.CupyMemory()
 
     def forward(x, weight, more=0):
         return x @ weight, cp.ones(more, dtype=cp.uint8)
@@ -545,42 +554,22 @@ def cupy_phases() -> str:
 @case("-m", "6GiB")
 def jax() -> str:
     """JAX: the lease, and its error explained."""
-    import gpulease
-
-    try:
-        import jax as j
-        import jax.numpy as jnp
-    except ImportError as error:
-        raise Skip(f"no JAX: {error}") from None
+    gpulease, j, jnp = others("jax", "jax.numpy")
     array = jnp.ones(GIB // 4, dtype=jnp.float32)
     assert float(array.sum()) == array.size
     print(gpulease.memory_report())
     held = gpulease.lease().held
     assert held >= GIB, held
-    try:
-        jnp.ones(32 * GIB // 4, dtype=jnp.float32).block_until_ready()
-    except Exception as error:  # noqa: BLE001 - its class has had several names
-        assert gpulease.is_out_of_memory(error), repr(error)
-        said = gpulease.explain_out_of_memory(error)
-        print(said)
-        assert said.wanted and said.wanted >= 32 * GIB and "XLA_CLIENT_MEM_FRACTION" in str(said), error
-    else:
-        raise AssertionError("32 GiB fit a lease of 6")
+    ask = lambda: jnp.ones(32 * GIB // 4, dtype=jnp.float32).block_until_ready()
+    explained(gpulease, ask, "XLA_CLIENT_MEM_FRACTION")
     return f"JAX {j.__version__}: held {gpulease.text(held)}"
 
 
 @case("-m", "4GiB")
 def jax_memory() -> str:
     """JAX's memory behind the package's protocol: report, leak, and a batch in pieces."""
-    import gpulease
-
-    try:
-        import jax as j
-        import jax.numpy as jnp
-        from jax_memory import JaxMemory
-    except ImportError as error:
-        raise Skip(f"no JAX: {error}") from None
-    memory, told, kept = JaxMemory(), [], []
+    gpulease, j, jnp, mine = others("jax", "jax.numpy", "jax_memory")
+    memory, told, kept = mine.JaxMemory(), [], []
     watch = gpulease.LeakWatch(memory, on_leak=told.append)
     double = j.jit(lambda x: x * 2)
     for number in range(60):
@@ -611,26 +600,14 @@ def jax_memory() -> str:
 @case("-m", "2GiB..6GiB")
 def jax_pressure() -> str:
     """JAX keeps what it took at its start: the call comes, and the program goes on."""
-    import gpulease
-
-    try:
-        import jax.numpy as jnp
-    except ImportError as error:
-        raise Skip(f"no JAX: {error}") from None
+    gpulease, jnp = others("jax.numpy")
     array = jnp.ones(GIB // 8, dtype=jnp.float32)
     assert float(array.sum()) == array.size
-    full, seen, done = gpulease.lease(), [], threading.Event()
+    full = gpulease.lease()
     assert full.held > full.reserve, full
-
-    def told(recall):
-        seen.append(recall)
-        done.set()
-
-    with gpulease.on_pressure(told):
-        cli("recall", f"L{full.id}")
-        assert done.wait(PATIENCE), "no call came"
+    seen = recalled(gpulease)
     assert float((array * 2).sum()) == 2 * array.size
-    return f"{seen[0]}; held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
+    return f"{seen}; held {gpulease.text(full.held)}, then {gpulease.text(gpulease.lease().held)}"
 
 
 # --- The broker and the rows ------------------------------------------------------------------------------------------
