@@ -9,6 +9,7 @@ mod driver;
 mod failures;
 mod lab;
 mod leased;
+mod peers;
 mod processes;
 mod turns;
 mod waiting;

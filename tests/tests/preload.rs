@@ -110,15 +110,19 @@ fn a_lease_that_cannot_be_joined_gives_no_memory() {
 #[test]
 fn without_the_library_the_run_is_refused_and_no_preload_says_that_it_is_not_wanted() {
     let lab = Lab::new();
-    let run = |options: &[&str]| {
+    let run = |library: &str, options: &[&str]| {
         let mut command = Command::new(programs::gpulease());
         command.arg("--socket").arg(lab.daemon.socket()).args(["run", "-q", "-m", "64MiB"]).args(options);
-        command.env("GPULEASE_PRELOAD", "/nowhere/libgpulease_preload.so");
+        command.env("GPULEASE_PRELOAD", library);
         command.args(["--", "sh", "-c", "echo ${LD_PRELOAD-none}"]).output().expect("it can be run")
     };
-    let refused = run(&[]);
-    assert_eq!(refused.status.code(), Some(78));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("--no-preload"));
-    assert_eq!(lines(&run(&["--no-preload"])), ["none"]);
+    // The loader would pass over a file that is no library, and start the program without it.
+    for library in ["/nowhere/libgpulease_preload.so", "/etc/passwd"] {
+        let refused = run(library, &[]);
+        assert_eq!(refused.status.code(), Some(78), "{library}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("--no-preload"), "{library}");
+        assert_eq!(refused.stdout, b"", "{library}: it ran all the same");
+        assert_eq!(lines(&run(library, &["--no-preload"])), ["none"]);
+    }
     lab.daemon.stop();
 }

@@ -12,8 +12,9 @@ use crate::allocation::size;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ipc::{IpcHandle, IpcMapping};
+use crate::peers;
 use crate::reservation::{DevicePtr, Reservation};
-use crate::site::{Held, Site, place};
+use crate::site::{Held, Site};
 
 /// Memory that came by descriptors or by an IPC handle, mapped for one device until dropped.
 ///
@@ -51,9 +52,12 @@ impl Mapping {
     /// What the driver says; nothing stays mapped then.
     pub fn of_descriptors(context: &Context, chunks: &[(BorrowedFd<'_>, Bytes)]) -> Result<Self, CudaError> {
         let bytes = chunks.iter().map(|(_, bytes)| *bytes).sum();
-        let mut range = Reservation::reserve(context.driver(), bytes)?;
-        place(context, &mut range, chunks)?;
-        Ok(Self::over(context, range.base(), bytes, Held::Chunks(range)))
+        let range = Reservation::reserve(context.driver(), bytes)?;
+        let mapping = Self::over(context, range.base(), bytes, Held::Chunks(range));
+        // Known before there is memory, so that no device is let in between the two.
+        peers::note(&mapping.site);
+        mapping.site.occupy(chunks)?;
+        Ok(mapping)
     }
 
     /// Opens an IPC handle whose memory is said to have so many bytes.

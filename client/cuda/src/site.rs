@@ -8,8 +8,10 @@ use gpulease_words::Bytes;
 
 use crate::allocation::Allocation;
 use crate::context::Context;
+use crate::device::Device;
 use crate::error::CudaError;
 use crate::ipc::IpcMapping;
+use crate::peers;
 use crate::reservation::{Access, DevicePtr, Reservation};
 
 /// Addresses of a device with memory behind them, or, while it is swapped out, without.
@@ -48,7 +50,7 @@ impl Site {
     }
 
     /// Moves the memory to addresses that the caller has reserved, where it stays through suspensions. Access for the
-    /// context's device is set there.
+    /// context's device, and for those that were [let in](crate::let_in), is set there.
     ///
     /// # Errors
     /// What the driver says; the memory is where it was then. `CUDA_ERROR_INVALID_VALUE` for memory of an IPC handle and
@@ -81,7 +83,7 @@ impl Site {
         self.range(|range| {
             relocate(range)?;
             self.ptr.store(range.base().raw(), Ordering::Release);
-            range.set_access(self.context.device(), Access::ReadWrite)
+            open(&self.context, range)
         })
     }
 
@@ -143,6 +145,15 @@ impl Site {
         drop(std::mem::replace(&mut *self.held(), Held::Nothing));
     }
 
+    /// Lets another device use the memory that is here now. Later it finds its way by [`peers`].
+    pub(crate) fn let_in(&self, guest: Device) -> Result<(), CudaError> {
+        match &*self.held() {
+            Held::Chunks(range) => range.set_access(guest, Access::ReadWrite),
+            // Memory of a handle is open to whom the driver lets in.
+            Held::Ipc { .. } | Held::Nothing => Ok(()),
+        }
+    }
+
     fn range<T>(
         &self,
         change: impl FnOnce(&mut Reservation) -> Result<T, CudaError>,
@@ -158,8 +169,8 @@ impl Site {
     }
 }
 
-/// Imports the chunks, maps them side by side into the range and lets the context's device use them.
-pub(crate) fn place(
+/// Imports the chunks, maps them side by side into the range and lets the context's device use them, and its peers.
+fn place(
     context: &Context,
     range: &mut Reservation,
     chunks: &[(BorrowedFd<'_>, Bytes)],
@@ -170,5 +181,11 @@ pub(crate) fn place(
         range.map(&Allocation::import(context.driver(), *descriptor, *bytes)?, at)?;
         at = [at, *bytes].into_iter().sum();
     }
-    range.set_access(context.device(), Access::ReadWrite)
+    open(context, range)
+}
+
+fn open(context: &Context, range: &Reservation) -> Result<(), CudaError> {
+    let owner = context.device();
+    range.set_access(owner, Access::ReadWrite)?;
+    peers::of(owner).into_iter().try_for_each(|guest| range.set_access(guest, Access::ReadWrite))
 }

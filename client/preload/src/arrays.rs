@@ -17,9 +17,11 @@ const SPARSE: c_uint = 0x40;
 const DEFERRED: c_uint = 0x80;
 
 const STACK: c_uint = 0;
+const PRINTED: c_uint = 1;
 const HEAP: c_uint = 2;
 /// The driver's own setting, which a context is made with.
 const USUAL_STACK: usize = 1024;
+const USUAL_PRINTED: usize = 1 << 20;
 const USUAL_HEAP: usize = 8 << 20;
 const PROCESSORS: c_uint = 16;
 const THREADS_OF_A_PROCESSOR: c_uint = 39;
@@ -162,18 +164,30 @@ pub(crate) unsafe fn limit(which: c_uint, value: usize) -> Code {
     // SAFETY: the caller's arguments, passed on.
     let ask = || unsafe { real::cuCtxSetLimit(which, value) };
     let served = || {
-        let Some(job) = job::current()?.filter(|_| matches!(which, STACK | HEAP)) else {
+        let Some(job) = job::current()?.filter(|_| matches!(which, STACK | PRINTED | HEAP)) else {
             return check(ask());
         };
         let device = driver::current_device()?;
-        let usual = if which == HEAP { USUAL_HEAP } else { USUAL_STACK };
-        let each = if which == HEAP { 1 } else { threads(device) };
-        let bytes = (value.saturating_sub(usual) as u64).saturating_mul(each);
+        let bytes = beyond_usual(device, which, value);
         // The new setting is instead of the former one.
-        job.charges.give(Given::Limit(device, which));
-        check(job.charges.take(job, device, Bytes::new(bytes), ask, || Given::Limit(device, which)))
+        let before = job.charges.strike(Given::Limit(device, which));
+        let set = check(job.charges.take(job, device, bytes, ask, || Given::Limit(device, which)));
+        if set.is_err() {
+            job.charges.keep(Given::Limit(device, which), before);
+        }
+        set
     };
     code_of(served())
+}
+
+/// What a limit costs beyond what every context has of it.
+fn beyond_usual(device: c_int, which: c_uint, value: usize) -> Bytes {
+    let (usual, each) = match which {
+        STACK => (USUAL_STACK, threads(device)),
+        PRINTED => (USUAL_PRINTED, 1),
+        _ => (USUAL_HEAP, 1),
+    };
+    Bytes::new((value.saturating_sub(usual) as u64).saturating_mul(each))
 }
 
 /// How many threads a device runs at one time, each with a stack.

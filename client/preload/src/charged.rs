@@ -38,7 +38,7 @@ pub(crate) enum Given {
     /// Variables of a module, of a library.
     Module(usize),
     Library(usize),
-    /// The heap of kernels, or their stacks, by device.
+    /// The heap of kernels, their stacks, or what they print into, by device.
     Limit(c_int, c_uint),
 }
 
@@ -46,12 +46,17 @@ pub(crate) enum Given {
 #[derive(Default)]
 pub(crate) struct Charges {
     inner: Mutex<Inner>,
+    /// One thread looks whether there is room, and takes it, at a time.
+    asking: Mutex<()>,
 }
+
+/// On which device, and how much.
+type Counted = (c_int, Bytes);
 
 #[derive(Default)]
 struct Inner {
-    given: BTreeMap<Given, (c_int, Bytes)>,
-    /// Asked for at this moment, so that two threads don't take the same room.
+    given: BTreeMap<Given, Counted>,
+    /// Asked for at this moment.
     under_way: BTreeMap<c_int, Bytes>,
 }
 
@@ -83,7 +88,17 @@ impl Charges {
 
     /// The driver has freed it.
     pub(crate) fn give(&self, given: Given) {
-        self.lock().given.remove(&given);
+        self.strike(given);
+    }
+
+    /// It does not count for now. What counted for it.
+    pub(crate) fn strike(&self, given: Given) -> Option<Counted> {
+        self.lock().given.remove(&given)
+    }
+
+    /// The driver has kept it after all.
+    pub(crate) fn keep(&self, given: Given, counted: Option<Counted>) {
+        self.lock().given.extend(counted.map(|counted| (given, counted)));
     }
 
     /// What counts on a device beside segments.
@@ -117,6 +132,7 @@ impl Charges {
     }
 
     fn set_aside(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         self.room(job, device, bytes)?;
         let mut inner = self.lock();
         let under_way = inner.under_way.entry(device).or_default();

@@ -8,7 +8,9 @@ use crate::code::Code;
 use crate::gated::GATED;
 use crate::real::{CUDA, Library, NVML};
 use crate::vmm::Properties;
-use crate::{ancient, arrays, budget, capture, contexts, job, memory, modules, pools, proc_address, vmm};
+use crate::{
+    ancient, arrays, budget, capture, contexts, job, memory, modules, peers, pools, proc_address, vmm,
+};
 
 /// Which default stream a function means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +182,8 @@ served! {
         pool: *mut *mut c_void, properties: *const pools::Properties) => pools::create;
     CUDA 11020 "cuMemPoolDestroy" cuMemPoolDestroy(pool: *mut c_void) => pools::destroy;
     CUDA 11020 "cuMemPoolTrimTo" cuMemPoolTrimTo(pool: *mut c_void, keep: usize) => pools::trim;
+    CUDA 11020 "cuMemPoolSetAccess" cuMemPoolSetAccess(
+        pool: *mut c_void, rights: *const peers::Right, count: usize) => peers::of_pool;
     CUDA 11020 "cuMemPoolGetAttribute" cuMemPoolGetAttribute(
         pool: *mut c_void, attribute: c_uint, value: *mut c_void) => pools::attribute;
     CUDA 11020 "cuMemPoolSetAttribute" cuMemPoolSetAttribute(
@@ -189,7 +193,7 @@ served! {
     CUDA 10020 "cuMemMap" cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map;
     CUDA 10020 "cuMemUnmap" cuMemUnmap(at: u64, bytes: usize) => vmm::unmap;
     CUDA 10020 "cuMemSetAccess" cuMemSetAccess(
-        at: u64, bytes: usize, rights: *const c_void, count: usize) => vmm::set_access;
+        at: u64, bytes: usize, rights: *const peers::Right, count: usize) => vmm::set_access;
     CUDA 11000 "cuMemRetainAllocationHandle" cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) => vmm::retain;
     CUDA 10020 "cuMemGetAllocationPropertiesFromHandle" cuMemGetAllocationPropertiesFromHandle(
         out: *mut Properties, handle: u64) => vmm::properties;
@@ -252,6 +256,8 @@ served! {
         device: c_int) => contexts::create_v3;
     CUDA 12050 "cuCtxCreate" cuCtxCreate_v4(
         out: *mut *mut c_void, parameters: *const c_void, flags: c_uint, device: c_int) => contexts::create_v4;
+    CUDA 4000 "cuCtxEnablePeerAccess" cuCtxEnablePeerAccess(
+        peer: *mut c_void, flags: c_uint) => peers::enable;
     CUDA 2000 "cuCtxSynchronize" cuCtxSynchronize() => contexts::wait;
     CUDA 2000 "cuStreamSynchronize" cuStreamSynchronize(stream: *mut c_void) => capture::wait;
     CUDA 7000 "cuStreamSynchronize" cuStreamSynchronize_ptsz [per_thread] (

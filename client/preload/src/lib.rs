@@ -35,6 +35,7 @@ mod heap;
 mod job;
 mod memory;
 mod modules;
+mod peers;
 mod piece;
 mod pools;
 mod proc_address;

@@ -150,9 +150,13 @@ fn range_of(job: &Job, at: u64) -> Option<Range> {
 }
 
 /// Memory of the lease on the current context's device.
-pub(crate) fn here(job: &'static Job, bytes: usize) -> Result<u64, Code> {
+fn here(job: &'static Job, bytes: usize) -> Result<u64, Code> {
+    on(job, driver::current_device()?, bytes)
+}
+
+/// Memory of the lease on this device.
+pub(crate) fn on(job: &'static Job, number: i32, bytes: usize) -> Result<u64, Code> {
     static ELSEWHERE: Once = Once::new();
-    let number = driver::current_device()?;
     let Some(device) = job.device(number) else {
         ELSEWHERE.say(|| {
             format!("device {number} is not in lease {}, so that there is no memory on it", job.lease.id())

@@ -7,6 +7,7 @@
 //! While a stream records a graph, memory of its own is the driver's; so is that of pools which are made to be exported.
 
 mod figures;
+mod home;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ use crate::entries::{Streams, real};
 use crate::job::{self, Job};
 use crate::memory;
 use figures::Figures;
+use home::Home;
+pub(crate) use home::Properties;
 use waiting::{Line, Order, Waiting};
 
 const RELEASE_THRESHOLD: c_uint = 4;
@@ -33,15 +36,6 @@ const RESERVED_NOW: c_uint = 5;
 const RESERVED_MOST: c_uint = 6;
 const USED_NOW: c_uint = 7;
 const USED_MOST: c_uint = 8;
-
-/// The beginning of `CUmemPoolProps`.
-#[repr(C)]
-pub(crate) struct Properties {
-    kind: c_uint,
-    handle_types: c_uint,
-    location: c_uint,
-    device: c_int,
-}
 
 /// What is taken and freed in the order of streams.
 #[derive(Default)]
@@ -55,8 +49,8 @@ struct Inner {
     taken: BTreeMap<u64, Taken>,
     freed: Line,
     figures: BTreeMap<usize, Figures>,
-    /// Pools whose memory is the driver's.
-    of_driver: BTreeMap<usize, c_int>,
+    /// Of the pools that the program has made.
+    homes: BTreeMap<usize, Home>,
 }
 
 /// An allocation.
@@ -120,15 +114,17 @@ unsafe fn served(
 ) -> Code {
     let take = || {
         let Some(job) = job::current()? else { return check(real()) };
-        let device = driver::current_device()?;
-        let pool = pool.unwrap_or_else(|| pool_of(device)) as usize;
-        if capture::is_of(stream) {
-            return check(arrays::recorded(job, bytes, real));
-        }
-        let of_driver = job.pools.lock().of_driver.get(&pool).copied();
-        if let Some(device) = of_driver {
-            return check(arrays::pooled(job, device, bytes, real));
-        }
+        let here = driver::current_device()?;
+        let pool = pool.unwrap_or_else(|| pool_of(here)) as usize;
+        let home = job.pools.lock().homes.get(&pool).copied();
+        let device = match home.unwrap_or(Home::Lease(here)) {
+            Home::Host => return check(real()),
+            Home::Driver(_) | Home::Lease(_) if capture::is_of(stream) => {
+                return check(arrays::recorded(job, bytes, real));
+            }
+            Home::Driver(device) => return check(arrays::pooled(job, device, bytes, real)),
+            Home::Lease(device) => device,
+        };
         if out.is_null() || bytes == 0 {
             return Err(INVALID_VALUE);
         }
@@ -169,18 +165,18 @@ fn given(at: u64, stream: *mut c_void, streams: Streams, real: impl FnOnce() -> 
 /// `cuMemPoolCreate`
 pub(crate) unsafe fn create(pool: *mut *mut c_void, properties: *const Properties) -> Code {
     let served = || {
+        // SAFETY: the caller's arguments, passed on.
+        let ask = || check(unsafe { real::cuMemPoolCreate(pool, properties.cast()) });
         // SAFETY: a pointer to properties as in the header, or null.
-        let exported = unsafe { properties.as_ref() }.filter(|properties| properties.handle_types != 0);
-        let job = job::current()?;
-        if let (Some(job), Some(_)) = (job, exported) {
+        let (Some(job), Some(asked)) = (job::current()?, unsafe { properties.as_ref() }) else {
+            return ask();
+        };
+        if asked.is_for_export() {
             charged::pin(job, "pool for export")?;
         }
-        // SAFETY: the caller's arguments, passed on.
-        check(unsafe { real::cuMemPoolCreate(pool, properties.cast()) })?;
-        if let (Some(job), Some(properties)) = (job, exported) {
-            // SAFETY: the driver has written it.
-            job.pools.lock().of_driver.insert(unsafe { *pool } as usize, properties.device);
-        }
+        ask()?;
+        // SAFETY: the driver has written it.
+        job.pools.lock().homes.insert(unsafe { *pool } as usize, asked.home());
         Ok(())
     };
     code_of(served())
@@ -190,7 +186,7 @@ pub(crate) unsafe fn create(pool: *mut *mut c_void, properties: *const Propertie
 pub(crate) unsafe fn destroy(pool: *mut c_void) -> Code {
     if let Ok(Some(job)) = job::current() {
         let mut inner = job.pools.lock();
-        inner.of_driver.remove(&(pool as usize));
+        inner.homes.remove(&(pool as usize));
         let kept = inner.freed.of_pool(pool as usize);
         drop(inner);
         job.pools.end(job, kept);
@@ -288,7 +284,7 @@ impl Pools {
             return Ok(again.at);
         }
         drop(inner);
-        let at = memory::here(job, taken.bytes.get() as usize)?;
+        let at = memory::on(job, taken.device, taken.bytes.get() as usize)?;
         let mut inner = self.lock();
         inner.taken.insert(at, taken);
         inner.figures.entry(taken.pool).or_default().take(taken.bytes);
@@ -324,9 +320,18 @@ impl Pools {
 
     /// What the driver keeps for pools of its own on a device.
     pub(crate) fn of_driver(&self, device: c_int) -> Bytes {
-        let pools = self.lock().of_driver.clone();
-        let here = pools.iter().filter(|(_, of)| **of == device);
+        let pools = self.lock().homes.clone();
+        let here = pools.iter().filter(|(_, home)| **home == Home::Driver(device));
         here.map(|(pool, _)| charged::of_pool(*pool as *mut c_void)).sum()
+    }
+
+    /// The device whose memory of the lease a pool gives out.
+    pub(crate) fn device_of(&self, job: &Job, pool: *mut c_void) -> Option<c_int> {
+        match self.lock().homes.get(&(pool as usize)) {
+            Some(Home::Lease(device)) => Some(*device),
+            Some(Home::Driver(_) | Home::Host) => None,
+            None => job.devices.iter().map(|device| device.number).find(|number| pool_of(*number) == pool),
+        }
     }
 
     /// All memory of a device goes.

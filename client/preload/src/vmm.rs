@@ -17,10 +17,11 @@ use gpulease_client::Bytes;
 
 use crate::budget::put;
 use crate::charged::Given;
-use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, check, code_of};
+use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, check, code_of};
 use crate::entries::real;
 use crate::heap::Range;
 use crate::job::{self, Job};
+use crate::peers::{self, Right};
 use crate::piece::Piece;
 use crate::report::Once;
 use of_driver::OfDriver;
@@ -113,10 +114,18 @@ pub(crate) unsafe fn unmap(at: u64, bytes: usize) -> Code {
     code_of(served())
 }
 
-/// `cuMemSetAccess`: after a suspension the lease's own device has access again.
-pub(crate) unsafe fn set_access(at: u64, bytes: usize, rights: *const c_void, count: usize) -> Code {
+/// `cuMemSetAccess`: after a suspension the lease's own device has access again, and those that were let in.
+pub(crate) unsafe fn set_access(at: u64, bytes: usize, rights: *const Right, count: usize) -> Code {
     // SAFETY: the caller's arguments, passed on.
-    crate::gate::pass(|| unsafe { real::cuMemSetAccess(at, bytes, rights, count) })
+    let code = crate::gate::pass(|| unsafe { real::cuMemSetAccess(at, bytes, rights, count) });
+    if code == SUCCESS
+        && let Some(job) = job::if_joined()
+        && let Some(owner) = job.vmm.device_of(at)
+    {
+        // SAFETY: the driver has just read so many of them.
+        return unsafe { peers::let_all_in(job, owner, rights, count) };
+    }
+    code
 }
 
 /// `cuMemRetainAllocationHandle`
@@ -210,6 +219,13 @@ impl Vmm {
         let (base, handle) = inner.places.range(..=at).next_back()?;
         let bytes = inner.bodies[handle].piece.bytes().get();
         (at - base < bytes).then_some(Range { base: *base, bytes: bytes as usize })
+    }
+
+    /// The device of what is mapped at an address.
+    fn device_of(&self, at: u64) -> Option<c_int> {
+        let base = self.range_of(at)?.base;
+        let inner = self.lock();
+        Some(inner.bodies.get(inner.places.get(&base)?)?.properties.device)
     }
 
     fn add(&self, piece: Piece, properties: Properties) -> u64 {

@@ -12,13 +12,14 @@ use gpulease_tests::standin::Standin;
 use gpulease_words::{Bytes, mib};
 
 /// The ways into the driver; see `cuda-guest`.
-pub(crate) const DOORS: [&str; 10] = [
+pub(crate) const DOORS: [&str; 11] = [
     "linked",
     "linked-deep",
     "handle",
     "handle-deep",
     "default",
     "from-deep",
+    "next",
     "address-1",
     "address-2",
     "address-thread",
@@ -26,7 +27,7 @@ pub(crate) const DOORS: [&str; 10] = [
 ];
 
 /// The ways to take memory; see `cuda-guest`.
-pub(crate) const WAYS: [&str; 19] = [
+pub(crate) const WAYS: [&str; 24] = [
     "alloc",
     "pitch",
     "managed",
@@ -36,6 +37,7 @@ pub(crate) const WAYS: [&str; 19] = [
     "async",
     "default-pool",
     "own-pool",
+    "export-pool",
     "array",
     "array-3d",
     "mipmap",
@@ -44,12 +46,17 @@ pub(crate) const WAYS: [&str; 19] = [
     "captured",
     "ipc",
     "variable",
+    "variable-options",
+    "variable-file",
     "library-variable",
+    "library-file",
     "heap",
+    "printed",
 ];
 
 /// Of these a card takes the memory when code first uses it; the stand-in takes it at once.
-pub(crate) const LAZY: [&str; 3] = ["variable", "library-variable", "heap"];
+pub(crate) const LAZY: [&str; 7] =
+    ["variable", "variable-options", "variable-file", "library-variable", "library-file", "heap", "printed"];
 
 /// One more, which drivers may have given up: `cuMemAlloc` as it was when addresses had 32 bits. What it gives can't be
 /// given back.
@@ -79,9 +86,10 @@ impl Card {
         Self { watcher: Puppet::start(&gpu), gpu }
     }
 
-    /// Whether a way takes its memory at once on this card.
+    /// Whether a way takes its memory at once on this card. A driver has some for managed memory from the first on, and
+    /// keeps it.
     pub(crate) fn takes_at_once(&self, way: &str) -> bool {
-        matches!(self.gpu, Gpu::Standin(_)) || !LAZY.contains(&way)
+        matches!(self.gpu, Gpu::Standin(_)) || !(LAZY.contains(&way) || way == "managed")
     }
 
     /// What is used of the card, whoever uses it.
@@ -200,6 +208,15 @@ impl Lab {
         let books = self.ledger.memory();
         let beside = books.overhead_bytes + books.off_book_bytes.unwrap_or(0);
         Bytes::new(books.held_bytes + books.draining_bytes + books.quarantined_bytes + beside)
+    }
+
+    /// Waits until all that is used of the card is in the books.
+    #[track_caller]
+    pub(crate) fn wait_until_booked(&self) {
+        eventually("what is used is in the books", || match (self.card.used(), self.on_books()) {
+            (used, booked) if booked.saturating_add(STEP) >= used => Ok(()),
+            (used, booked) => Err(format!("{used} used, and {booked} in the books")),
+        });
     }
 
     /// What the ledger says that the program has: held memory, and its own of the card.

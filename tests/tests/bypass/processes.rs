@@ -81,8 +81,9 @@ fn a_program_that_becomes_another_stays_in_its_lease() {
     }
 }
 
-/// A program that clears its environment and becomes another is outside of its lease, as any program outside is. What
-/// closes that is the broker's hold of the card: there is nothing left to take.
+/// A program that clears its environment and becomes another is outside of its lease, as any program outside is: what it
+/// takes is in the books, and is refused to nobody. What closes that is the broker's hold of the card: there is nothing
+/// left to take.
 #[test]
 fn who_clears_the_environment_finds_a_card_that_is_held() {
     let card = || Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
@@ -96,6 +97,10 @@ fn who_clears_the_environment_finds_a_card_that_is_held() {
         guest.must("context");
         let answer = code(guest.ask("take alloc 1GiB"));
         assert_eq!(answer.is_ok(), gets, "{arguments:?}: {answer:?}");
+        if gets {
+            lab.wait_until_booked();
+            assert!(lab.on_books() >= mib(1024));
+        }
     }
 }
 

@@ -16,7 +16,7 @@ const TAKEN: [(&str, u64); 5] =
     [("alloc", 64), ("pitch", 32), ("create", 64), ("create-many", 40), ("async", 40)];
 
 /// The first job takes memory while it is alone, and leaves when the second is due.
-fn wait_for_state(lab: &Lab, id: u64, wanted: &str) {
+pub(crate) fn wait_for_state(lab: &Lab, id: u64, wanted: &str) {
     lab.ledger.wait(&format!("lease {id} is {wanted}"), |state| {
         state.leases.iter().find(|lease| lease.id == id).filter(|lease| lease.state == wanted).map(|_| ())
     });

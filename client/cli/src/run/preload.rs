@@ -2,6 +2,8 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use gpulease_client::{Device, DeviceKind, Lease};
@@ -26,7 +28,8 @@ const FOLDERS: [&str; 4] = ["deps", ".", "../lib/gpulease", "../lib"];
 /// library is not wanted.
 ///
 /// # Errors
-/// Where the library is wanted and not found: the program would take its memory from outside the lease.
+/// Where the library is wanted and is not there, or none that can be loaded: the program would take its memory from
+/// outside the lease.
 pub(super) fn variables(
     lease: &Lease,
     devices: &[Device],
@@ -36,7 +39,9 @@ pub(super) fn variables(
     if arguments.no_preload || !devices.iter().any(|device| on_gpu(&device)) {
         return Ok(Vec::new());
     }
-    let library = loadable(find(env::var_os(PLACE), env::current_exe().ok().as_deref())?)?;
+    let program = env::current_exe().ok();
+    let library = listed(find(env::var_os(PLACE), program.as_deref())?)?;
+    let library = loadable(library, program.as_deref())?;
     let mut variables = vec![(LOADED_FIRST, before_others(library, env::var_os(LOADED_FIRST)))];
     if let Some(wait) = arguments.wait_for_memory {
         variables.push((WAIT, wait.as_millis().to_string().into()));
@@ -61,7 +66,7 @@ fn find(named: Option<OsString>, program: Option<&Path>) -> Result<PathBuf, Fail
 }
 
 /// The loader splits its list at spaces and colons, whatever they stand in.
-fn loadable(library: PathBuf) -> Result<PathBuf, Failure> {
+fn listed(library: PathBuf) -> Result<PathBuf, Failure> {
     if !library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n'))
     {
         return Ok(library);
@@ -70,6 +75,43 @@ fn loadable(library: PathBuf) -> Result<PathBuf, Failure> {
     Err(missing(&format!(
         "the dynamic loader can't take {place}, whose path has a space or a colon (name a copy elsewhere in {PLACE})"
     )))
+}
+
+/// The loader passes over a file that it can't load, and starts the program all the same.
+fn loadable(library: PathBuf, program: Option<&Path>) -> Result<PathBuf, Failure> {
+    let place = library.display();
+    let found = Header::of(&library).map_err(|error| missing(&format!("{place} can't be read: {error}")))?;
+    // A program that does not know itself takes it for what its name says.
+    let fits =
+        program.and_then(|program| Header::of(program).ok()).is_none_or(|own| found.is_library_for(&own));
+    if fits {
+        Ok(library)
+    } else {
+        Err(missing(&format!("{place} is no library that programs here can load")))
+    }
+}
+
+/// The beginning of an ELF file.
+struct Header([u8; 20]);
+
+impl Header {
+    /// `ET_DYN`
+    const SHARED: [u8; 2] = 3_u16.to_ne_bytes();
+
+    fn of(file: &Path) -> io::Result<Self> {
+        let mut header = [0; 20];
+        // What is shorter is no ELF file, which the zeros say as well.
+        File::open(file)?.take(20).read_exact(&mut header).or_else(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Ok(()),
+            _ => Err(error),
+        })?;
+        Ok(Self(header))
+    }
+
+    /// The same magic number, width, byte order and processor; and it can be loaded into another.
+    fn is_library_for(&self, program: &Self) -> bool {
+        self.0[..6] == program.0[..6] && self.0[18..] == program.0[18..] && self.0[16..18] == Self::SHARED
+    }
 }
 
 fn missing(what: &str) -> Failure {
@@ -106,10 +148,30 @@ mod tests {
 
     #[test]
     fn a_path_that_the_loader_would_split_is_refused() {
-        assert!(loadable("/opt/lib/ours.so".into()).is_ok());
+        assert!(listed("/opt/lib/ours.so".into()).is_ok());
         for path in ["/opt/my lib/ours.so", "/opt/a:b/ours.so"] {
-            assert!(loadable(path.into()).is_err(), "{path}");
+            assert!(listed(path.into()).is_err(), "{path}");
         }
+    }
+
+    #[test]
+    fn what_the_loader_would_pass_over_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, program) = (folder.path().join("ours.so"), env::current_exe().expect("this program"));
+        let check = |content: &[u8]| {
+            std::fs::write(&file, content).expect("a file");
+            loadable(file.clone(), Some(&program))
+        };
+        let mut header = Header::of(&program).expect("it can be read").0;
+        header[16..18].copy_from_slice(&Header::SHARED);
+        assert!(check(&header).is_ok());
+        for changed in [0, 4, 5, 16, 18] {
+            let mut other = header;
+            other[changed] ^= 1;
+            assert!(check(&other).is_err(), "byte {changed}");
+        }
+        assert!(check(b"").is_err() && check(b"not a library at all, however long").is_err());
+        assert!(loadable("/nowhere/ours.so".into(), Some(&program)).is_err());
     }
 
     #[test]

@@ -29,7 +29,6 @@ const EXPORTED: [&CStr; 3] = [c"ncclGetUniqueId", c"nvshmem_malloc", c"ucp_init_
 const EXPORT: &str = "GPULEASE_EXPORT";
 
 /// `cuMemCreate`, with the address that called it.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemCreate(
@@ -38,20 +37,10 @@ pub(crate) unsafe extern "C" fn cuMemCreate(
     properties: *const Properties,
     flags: u64,
 ) -> Code {
-    naked_asm!("mov r8, qword ptr [rsp]", "jmp {create}", create = sym create)
-}
-
-/// `cuMemCreate`, with the address that called it.
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemCreate(
-    out: *mut u64,
-    bytes: usize,
-    properties: *const Properties,
-    flags: u64,
-) -> Code {
-    naked_asm!("mov x4, x30", "b {create}", create = sym create)
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("mov r8, qword ptr [rsp]", "jmp {create}", create = sym create);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("mov x4, x30", "b {create}", create = sym create);
 }
 
 unsafe extern "C" fn create(

@@ -21,6 +21,8 @@ enum Door {
     Default,
     /// `dlsym` as a library calls it that finds its own dependencies first.
     FromDeep,
+    /// `dlsym(RTLD_NEXT, ..)`, as a library calls it that stands before the driver.
+    Next,
     /// `cuGetProcAddress` in its first form, its second, and the second for streams of threads.
     Address1,
     Address2,
@@ -69,20 +71,21 @@ impl Driver {
             "handle-deep" => (Door::Handle, libc::RTLD_DEEPBIND),
             "default" => (Door::Default, libc::RTLD_GLOBAL),
             "from-deep" => (Door::FromDeep, libc::RTLD_DEEPBIND),
+            "next" => (Door::Next, 0),
             "address-1" => (Door::Address1, 0),
             "address-2" => (Door::Address2, 0),
             "address-thread" => (Door::AddressThread, 0),
             "runtime" => (Door::Runtime, 0),
             _ => return Err("there is no such door".to_owned()),
         };
-        let of_linked = matches!(door, Door::Linked | Door::FromDeep);
+        let of_linked = matches!(door, Door::Linked | Door::FromDeep | Door::Next);
         let linked = if of_linked { load(&linked_library()?, deep)? } else { null_mut() };
         let library = load(c"libcuda.so.1", if of_linked { 0 } else { deep })?;
         let mut driver = Self { door, name: name.to_owned(), library, linked, address: null_mut() };
         driver.address = match door {
             Door::Address1 => driver.symbol(c"cuGetProcAddress"),
             Door::Address2 | Door::AddressThread | Door::Runtime => driver.symbol(c"cuGetProcAddress_v2"),
-            Door::Linked | Door::Handle | Door::Default | Door::FromDeep => null_mut(),
+            Door::Linked | Door::Handle | Door::Default | Door::FromDeep | Door::Next => null_mut(),
         };
         if door == Door::Runtime {
             driver.address = driver.find(c"cuGetProcAddress", "_v2");
@@ -115,11 +118,12 @@ impl Driver {
             Door::Handle => self.symbol(&whole),
             // SAFETY: the name is a text.
             Door::Default => unsafe { libc::dlsym(libc::RTLD_DEFAULT, whole.as_ptr()) },
-            Door::FromDeep => {
+            Door::FromDeep | Door::Next => {
                 // SAFETY: this is the type of that function of the library.
                 let symbol: GetSymbol = unsafe { transmute(real_symbol(self.linked, c"linked_dlsym")) };
-                // SAFETY: the handle is the driver's and the name is a text.
-                unsafe { symbol(self.library, whole.as_ptr()) }
+                let from = if self.door == Door::Next { libc::RTLD_NEXT } else { self.library };
+                // SAFETY: the handle is the driver's, or one that the loader knows, and the name is a text.
+                unsafe { symbol(from, whole.as_ptr()) }
             }
             Door::Address1 => self.by_address_1(base),
             Door::Address2 | Door::Runtime => self.by_address_2(base, 0),

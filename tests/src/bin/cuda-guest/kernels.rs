@@ -1,6 +1,7 @@
 //! Code on the device: what it takes there, and launches.
 
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
+use std::os::unix::ffi::OsStringExt as _;
 use std::ptr::null_mut;
 use std::time::Instant;
 
@@ -8,6 +9,8 @@ use crate::doors::{Driver, Failed, call};
 use crate::ways::Taken;
 
 const HEADER: &str = ".version 7.0\n.target sm_70\n.address_size 64\n";
+/// `CU_LIMIT_PRINTF_FIFO_SIZE`.
+const PRINTED: c_uint = 1;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`.
 const HEAP: c_uint = 2;
 
@@ -18,8 +21,28 @@ fn variable_of(bytes: usize) -> CString {
 
 /// A variable of a module.
 pub(crate) fn variable(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
-    let (text, mut module, mut at, mut size) = (variable_of(bytes), null_mut(), 0, 0);
+    let (text, mut module) = (variable_of(bytes), null_mut());
     call!(driver, "cuModuleLoadData" "" (*mut *mut c_void, *const c_char)(&raw mut module, text.as_ptr()))?;
+    variable_in(driver, module, mark)
+}
+
+/// The same, loaded with options.
+pub(crate) fn variable_with_options(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    let (text, mut module) = (variable_of(bytes), null_mut());
+    call!(driver, "cuModuleLoadDataEx" "" (*mut *mut c_void, *const c_char, c_uint, *mut c_void, *mut c_void)
+        (&raw mut module, text.as_ptr(), 0, null_mut(), null_mut()))?;
+    variable_in(driver, module, mark)
+}
+
+/// The same, loaded from a file.
+pub(crate) fn variable_of_file(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    let (file, mut module) = (file_of(&variable_of(bytes)), null_mut());
+    call!(driver, "cuModuleLoad" "" (*mut *mut c_void, *const c_char)(&raw mut module, file.name.as_ptr()))?;
+    variable_in(driver, module, mark)
+}
+
+fn variable_in(driver: &Driver, module: *mut c_void, mark: u8) -> Result<Taken, Failed> {
+    let (mut at, mut size) = (0, 0);
     call!(driver, "cuModuleGetGlobal" "_v2" (*mut u64, *mut usize, *mut c_void, *const c_char)
         (&raw mut at, &raw mut size, module, c"big".as_ptr()))?;
     Taken::at(driver, at, size, mark, move |driver| call!(driver, "cuModuleUnload" "" (*mut c_void)(module)))
@@ -34,12 +57,43 @@ pub(crate) fn library_variable(driver: &Driver, bytes: usize, _mark: u8) -> Resu
     Ok(Taken::unseen(move |driver| call!(driver, "cuLibraryUnload" "" (*mut c_void)(library))))
 }
 
+/// A variable of a library that is loaded from a file.
+pub(crate) fn library_of_file(driver: &Driver, bytes: usize, _mark: u8) -> Result<Taken, Failed> {
+    let (file, mut library) = (file_of(&variable_of(bytes)), null_mut());
+    call!(driver, "cuLibraryLoadFromFile" ""
+        (*mut *mut c_void, *const c_char, *mut c_void, *mut c_void, c_uint, *mut c_void, *mut c_void, c_uint)
+        (&raw mut library, file.name.as_ptr(), null_mut(), null_mut(), 0, null_mut(), null_mut(), 0))?;
+    Ok(Taken::unseen(move |driver| call!(driver, "cuLibraryUnload" "" (*mut c_void)(library))))
+}
+
+/// A file that goes when this is dropped.
+struct Image {
+    name: CString,
+    _file: tempfile::TempPath,
+}
+
+fn file_of(text: &CStr) -> Image {
+    let file = tempfile::NamedTempFile::new().expect("a file can be made").into_temp_path();
+    std::fs::write(&file, text.to_bytes()).expect("it can be written");
+    let name = CString::new(file.as_os_str().to_owned().into_vec()).expect("no path has a zero in it");
+    Image { name, _file: file }
+}
+
 /// What kernels take by `malloc`.
 pub(crate) fn heap(driver: &Driver, bytes: usize, _mark: u8) -> Result<Taken, Failed> {
+    more_of(driver, HEAP, bytes)
+}
+
+/// What kernels print into.
+pub(crate) fn printed(driver: &Driver, bytes: usize, _mark: u8) -> Result<Taken, Failed> {
+    more_of(driver, PRINTED, bytes)
+}
+
+fn more_of(driver: &Driver, limit: c_uint, bytes: usize) -> Result<Taken, Failed> {
     let mut before = 0;
-    call!(driver, "cuCtxGetLimit" "" (*mut usize, c_uint)(&raw mut before, HEAP))?;
-    call!(driver, "cuCtxSetLimit" "" (c_uint, usize)(HEAP, before + bytes))?;
-    Ok(Taken::unseen(move |driver| call!(driver, "cuCtxSetLimit" "" (c_uint, usize)(HEAP, before))))
+    call!(driver, "cuCtxGetLimit" "" (*mut usize, c_uint)(&raw mut before, limit))?;
+    call!(driver, "cuCtxSetLimit" "" (c_uint, usize)(limit, before + bytes))?;
+    Ok(Taken::unseen(move |driver| call!(driver, "cuCtxSetLimit" "" (c_uint, usize)(limit, before))))
 }
 
 /// Launches a kernel that does nothing so many times; nanoseconds for each.

@@ -15,6 +15,7 @@
 //! | `launch COUNT` | launches a kernel that does nothing | nanoseconds for each |
 //! | `not-of LIBRARY` | which of the functions in [`owners`] this door finds elsewhere | |
 //! | `trial NAME` | something of [`trials`] | what it saw |
+//! | `access ADDRESS` | | what the first device may do there, as `cuMemGetAccess` says |
 //! | `crowd THREADS TIMES` | threads that allocate at once | |
 //! | `fork SIZE` | what a forked child meets | codes, and the descriptors that it has |
 //! | `fork-exit` | a forked child that ends with all its exit handlers | how it ended |
@@ -116,6 +117,7 @@ impl Guest {
             }
             ["not-of", library] => Ok(owners::not_of(&self.driver, library)),
             ["trial", name] => trials::trial(&self.driver, name),
+            ["access", at] => trials::access(&self.driver, count(at)).map(|flags| format!("access={flags}")),
             ["crowd", threads, times] => crowd::crowd(&self.driver, count(threads), count(times)),
             ["fork", size] => processes::fork(&self.driver, bytes(size)),
             ["library", "take", size] => {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use crate::doors::{Driver, Failed, call};
-use crate::virtual_memory::{HERE, Location};
+use crate::virtual_memory::{DESCRIPTOR, HERE, Location};
 use crate::ways::Taken;
 
 /// `CUmemPoolProps`.
@@ -57,7 +57,16 @@ pub(crate) fn of_default_pool(driver: &Driver, bytes: usize, mark: u8) -> Result
 }
 
 pub(crate) fn of_own_pool(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
-    let (mut pool, mut at, properties) = (null_mut(), 0, PLAIN);
+    of_new_pool(driver, bytes, mark, PLAIN)
+}
+
+/// Of a pool that other processes can have by a descriptor.
+pub(crate) fn of_export_pool(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    of_new_pool(driver, bytes, mark, Properties { handle_types: DESCRIPTOR, ..PLAIN })
+}
+
+fn of_new_pool(driver: &Driver, bytes: usize, mark: u8, properties: Properties) -> Result<Taken, Failed> {
+    let (mut pool, mut at) = (null_mut(), 0);
     call!(driver, "cuMemPoolCreate" "" (*mut *mut c_void, *const Properties)(&raw mut pool, &raw const properties))?;
     let destroy = move |driver: &Driver| call!(driver, "cuMemPoolDestroy" "" (*mut c_void)(pool));
     if let Err(failed) = from_pool(driver, &mut at, bytes, pool) {

@@ -8,6 +8,7 @@ use std::ptr::null_mut;
 
 use crate::doors::{Driver, Failed, call};
 use crate::linear::free;
+use crate::virtual_memory::{HERE, Location};
 
 const NON_BLOCKING: c_uint = 1;
 const MIB: usize = 1 << 20;
@@ -22,13 +23,43 @@ pub(crate) fn trial(driver: &Driver, name: &str) -> Result<String, Failed> {
         "pool" => pool(driver),
         "contexts" => contexts(driver),
         "shapes" => shapes(driver),
-        "handles" => handles(driver),
+        "peers" => peers(driver),
         _ => panic!("there is no trial {name}"),
     }
 }
 
 fn code(result: Result<(), Failed>) -> u32 {
     result.err().map_or(0, |failed| failed.code)
+}
+
+/// What the first device may do with memory of the second, taken in three ways, before and after it was let in: 3 is all.
+/// The memory stays, and with the second device current.
+fn peers(driver: &Driver) -> Result<String, Failed> {
+    let mut contexts = [null_mut(); 2];
+    for (device, context) in (0..).zip(&mut contexts) {
+        call!(driver, "cuDevicePrimaryCtxRetain" "" (*mut *mut c_void, c_int)(&raw mut *context, device))?;
+    }
+    let enter = |nth: usize| call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(contexts[nth]));
+    enter(1)?;
+    let (mut part, mut whole, mut later) = (0, 0, 0);
+    let alloc =
+        |at: &mut u64, bytes| call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut *at, bytes));
+    alloc(&mut part, 1000)?;
+    alloc(&mut whole, 32 * MIB)?;
+    let before = [access(driver, part)?, access(driver, whole)?];
+    enter(0)?;
+    let enabled = code(call!(driver, "cuCtxEnablePeerAccess" "" (*mut c_void, c_uint)(contexts[1], 0)));
+    enter(1)?;
+    alloc(&mut later, 32 * MIB)?;
+    let after = [access(driver, part)?, access(driver, whole)?, access(driver, later)?];
+    Ok(format!("before {before:?}, enabled {enabled}, after {after:?}, at {whole}"))
+}
+
+/// What the first device may do at an address.
+pub(crate) fn access(driver: &Driver, at: u64) -> Result<u64, Failed> {
+    let (mut flags, first) = (0, HERE);
+    call!(driver, "cuMemGetAccess" "" (*mut u64, *const Location, u64)(&raw mut flags, &raw const first, at))?;
+    Ok(flags)
 }
 
 /// Which function a name means, by version and kind of stream.
@@ -213,16 +244,4 @@ fn shapes(driver: &Driver) -> Result<String, Failed> {
     };
     let wrong = (0..800).filter(|&n| back[n] != expected(n / 100, n % 100)).count();
     Ok(format!("{wrong} of 800 bytes are wrong"))
-}
-
-/// A handle that is asked for again has to be released again.
-fn handles(driver: &Driver) -> Result<String, Failed> {
-    let taken = crate::virtual_memory::create(driver, 2 * MIB, 9)?;
-    taken.check(driver)?;
-    taken.give(driver)?;
-    let mut handle = 0_u64;
-    let stale = std::ptr::without_provenance_mut(0x1000);
-    let again =
-        code(call!(driver, "cuMemRetainAllocationHandle" "" (*mut u64, *mut c_void)(&raw mut handle, stale)));
-    Ok(format!("retained {again}, released {}", code(call!(driver, "cuMemRelease" "" (u64)(12345)))))
 }

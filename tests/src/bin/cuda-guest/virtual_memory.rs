@@ -7,7 +7,8 @@ use crate::ways::Taken;
 
 const PINNED: c_uint = 1;
 const ON_DEVICE: c_uint = 1;
-const DESCRIPTOR: c_uint = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(crate) const DESCRIPTOR: c_uint = 1;
 const READ_AND_WRITE: c_uint = 3;
 
 /// `CUmemLocation`.

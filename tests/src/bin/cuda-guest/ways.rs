@@ -20,6 +20,7 @@ pub(crate) const WAYS: &[(&str, Take)] = &[
     ("async", pools::of_stream),
     ("default-pool", pools::of_default_pool),
     ("own-pool", pools::of_own_pool),
+    ("export-pool", pools::of_export_pool),
     ("array", arrays::array),
     ("array-3d", arrays::array_3d),
     ("mipmap", arrays::mipmap),
@@ -28,8 +29,12 @@ pub(crate) const WAYS: &[(&str, Take)] = &[
     ("captured", graphs::captured),
     ("ipc", linear::ipc),
     ("variable", kernels::variable),
+    ("variable-options", kernels::variable_with_options),
+    ("variable-file", kernels::variable_of_file),
     ("library-variable", kernels::library_variable),
+    ("library-file", kernels::library_of_file),
     ("heap", kernels::heap),
+    ("printed", kernels::printed),
     ("old-form", linear::old_form),
 ];
 

@@ -27,6 +27,8 @@ pub(crate) struct Addresses {
 pub(crate) struct Mapping {
     pub(crate) size: u64,
     pub(crate) access: Access,
+    /// Other devices that may read and write it.
+    pub(crate) guests: Vec<u32>,
     pub(crate) origin: Origin,
     /// The handle of the context in which it was allocated; zero where that does not matter.
     pub(crate) context: usize,
@@ -102,7 +104,10 @@ impl Addresses {
             return Err(Code::INVALID_VALUE);
         }
         show(at, size, &held, ProtFlags::empty())?;
-        self.mapped.insert(at, Mapping { size, access: Access::None, origin: Origin::Vmm, context: 0, held });
+        self.mapped.insert(
+            at,
+            Mapping { size, access: Access::None, guests: Vec::new(), origin: Origin::Vmm, context: 0, held },
+        );
         Ok(())
     }
 
@@ -111,7 +116,10 @@ impl Addresses {
         let size = held.memory().bytes().get();
         show(at, size, &held, ProtFlags::READ | ProtFlags::WRITE)?;
         let origin = Origin::Graph { asked };
-        self.mapped.insert(at, Mapping { size, access: Access::Write, origin, context: 0, held });
+        self.mapped.insert(
+            at,
+            Mapping { size, access: Access::Write, guests: Vec::new(), origin, context: 0, held },
+        );
         Ok(())
     }
 
@@ -138,8 +146,9 @@ impl Addresses {
         Ok(())
     }
 
-    /// Sets what may be done in whole mappings.
-    pub(crate) fn set_access(&mut self, at: u64, size: u64, access: Access) -> Outcome {
+    /// Sets what a device may do in whole mappings. Who else has access to device memory than its own device the host
+    /// does not see.
+    pub(crate) fn set_access(&mut self, at: u64, size: u64, device: u32, access: Access) -> Outcome {
         let flags = match access {
             Access::None => MprotectFlags::empty(),
             Access::Read => MprotectFlags::READ,
@@ -147,6 +156,11 @@ impl Addresses {
         };
         for at in self.whole(at, size)? {
             let mapping = self.mapped.get_mut(&at).expect("it was found a moment ago");
+            if mapping.held.memory().device() != device {
+                mapping.guests.retain(|guest| *guest != device);
+                mapping.guests.extend((access == Access::Write).then_some(device));
+                continue;
+            }
             // SAFETY: exactly this range is a mapping of ours; device memory has no Rust references.
             unsafe { mprotect(pointer(at), length(mapping.size), flags) }.map_err(|e| system(e.into()))?;
             mapping.access = access;
@@ -159,7 +173,8 @@ impl Addresses {
         let size = held.memory().bytes().get();
         let at = aligned(size)?;
         show(at, size, &held, ProtFlags::READ | ProtFlags::WRITE)?;
-        self.mapped.insert(at, Mapping { size, access: Access::Write, origin, context, held });
+        self.mapped
+            .insert(at, Mapping { size, access: Access::Write, guests: Vec::new(), origin, context, held });
         Ok(at)
     }
 

@@ -46,6 +46,7 @@ codes! {
     INVALID_CONTEXT = 201, "invalid device context";
     NO_BINARY_FOR_GPU = 209, "no kernel image is available for execution on the device";
     ECC_UNCORRECTABLE = 214, "uncorrectable ECC error encountered";
+    FILE_NOT_FOUND = 301, "file not found";
     OPERATING_SYSTEM = 304, "OS call failed or operation not supported on this OS";
     INVALID_HANDLE = 400, "invalid resource handle";
     ILLEGAL_STATE = 401, "the operation cannot be performed in the present state";

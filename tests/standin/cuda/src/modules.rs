@@ -1,7 +1,7 @@
 //! Modules and libraries: their functions and their variables.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Arc;
 
 use gpulease_words::Bytes;
@@ -68,6 +68,19 @@ entry_points! {
     2000 fn cuModuleLoadData(driver, out: *mut *mut c_void, image: *const c_char) {
         // SAFETY: the header wants a pointer to a module and an image, or null.
         unsafe { load(driver, out, image) }
+    }
+
+    2000 fn cuModuleLoad(driver, out: *mut *mut c_void, name: *const c_char) {
+        // SAFETY: as above, with the name of a file.
+        unsafe { load_file(driver, out, name) }
+    }
+
+    12000 fn cuLibraryLoadFromFile(
+        driver, out: *mut *mut c_void, name: *const c_char, _jit: *mut u32, _jit_values: *mut *mut c_void, _jit_count: u32,
+        _options: *mut u32, _values: *mut *mut c_void, _count: u32,
+    ) {
+        // SAFETY: as above.
+        unsafe { load_file(driver, out, name) }
     }
 
     2010 fn cuModuleLoadDataEx(
@@ -166,6 +179,17 @@ unsafe fn load(driver: &Driver, out: *mut *mut c_void, image: *const c_char) -> 
     state.modules.loaded.insert(number, Module { text: text.to_owned(), context, variables });
     // SAFETY: the caller's promise.
     unsafe { put(out, handle(number)) }
+}
+
+/// # Safety
+/// As [`load`], with the name of a file.
+unsafe fn load_file(driver: &Driver, out: *mut *mut c_void, name: *const c_char) -> Outcome {
+    // SAFETY: the caller's promise.
+    let name = unsafe { read(name) }?;
+    let text = std::fs::read(name).map_err(|_| Code::FILE_NOT_FOUND)?;
+    let text = CString::new(text).map_err(|_| Code::INVALID_IMAGE)?;
+    // SAFETY: the text ends with a zero.
+    unsafe { load(driver, out, text.as_ptr()) }
 }
 
 /// Name and size of a variable that a line of PTX declares: `.global .align 4 .b8 name[1024];`

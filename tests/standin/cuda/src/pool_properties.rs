@@ -1,4 +1,4 @@
-//! What pools are made of and what they say of themselves. None of them can be shared with another process.
+//! What pools are made of and what they say of themselves. None of them is ever shared with another process.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,7 @@ use crate::code::{Code, Outcome};
 use crate::entry::entry_points;
 use crate::pointer::put;
 use crate::pools::{Gauge, Pool};
-use crate::vmm::{Location, ON_DEVICE, PINNED, Right};
+use crate::vmm::{Location, ON_DEVICE, PINNED, POSIX_DESCRIPTOR, Right};
 
 /// `CUmemPoolProps`.
 #[repr(C)]
@@ -25,8 +25,9 @@ impl Properties {
         if self.kind != PINNED || self.location.kind != ON_DEVICE {
             return Err(Code::INVALID_VALUE);
         }
-        // A pool that can be exported is more than this driver has.
-        if self.handle_types == 0 { Ok(self.location.id) } else { Err(Code::NOT_SUPPORTED) }
+        // One that can be exported is like any other; how it is exported is more than this driver has.
+        let known = matches!(self.handle_types, 0 | POSIX_DESCRIPTOR);
+        if known { Ok(self.location.id) } else { Err(Code::NOT_SUPPORTED) }
     }
 }
 

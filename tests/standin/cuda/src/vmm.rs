@@ -230,7 +230,8 @@ entry_points! {
             Access::Read => 1,
             Access::Write => 3,
         };
-        let flags = if mapping.held.memory().device() == device { flags } else { 0 };
+        let as_guest = if mapping.guests.contains(&device) { 3 } else { 0 };
+        let flags = if mapping.held.memory().device() == device { flags } else { as_guest };
         // SAFETY: the header wants a pointer to flags, or null.
         unsafe { put(out, flags) }
     }
@@ -240,14 +241,14 @@ fn set_access(driver: &Driver, at: u64, size: u64, right: Right) -> Outcome {
     if right.location.kind != ON_DEVICE {
         return Err(Code::INVALID_VALUE);
     }
-    driver.device(right.location.id).map_err(|_| Code::INVALID_VALUE)?;
+    let device = driver.device(right.location.id).map_err(|_| Code::INVALID_VALUE)?;
     let access = match right.flags {
         0 => Access::None,
         1 => Access::Read,
         3 => Access::Write,
         _ => return Err(Code::INVALID_VALUE),
     };
-    driver.state().addresses.set_access(at, size, access)
+    driver.state().addresses.set_access(at, size, device, access)
 }
 
 /// Creates memory, dirty where the test asks for that.
