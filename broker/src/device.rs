@@ -7,17 +7,19 @@
 pub mod choice;
 pub(crate) mod claim;
 pub mod cuda;
+mod descriptors;
 mod holders;
 pub mod host;
 pub(crate) mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gpulease_words::{Bytes, DeviceId, Pid, SegmentId};
+
+pub use self::descriptors::{Chunks, Descriptors, Promise};
 
 /// The most chunks a segment has, as many as one hand-over frame takes.
 pub const CHUNKS_MAX: usize = 240;
@@ -49,9 +51,8 @@ pub enum Kind {
 /// What a segment is handed over as.
 #[derive(Debug)]
 pub enum Handover {
-    /// One descriptor per chunk, in address order. They are this segment's only way to a client: whoever drops them
-    /// ends every claim that was not made yet.
-    Descriptors(Vec<(OwnedFd, Bytes)>),
+    /// The device's own descriptors, one per chunk.
+    Descriptors(Descriptors),
     /// A CUDA IPC handle. Who knows it can map the memory.
     CudaIpc(IpcHandle),
 }
@@ -71,6 +72,8 @@ impl fmt::Debug for IpcHandle {
 pub enum HandleKind {
     /// The device's own descriptors.
     Descriptor,
+    /// The same, which may follow: [`Device::export`] is called as soon as the driver was told that the segment is made.
+    DescriptorToFollow,
     /// A CUDA IPC handle.
     CudaIpc,
 }
@@ -108,6 +111,9 @@ pub trait Device: Send {
     /// # Errors
     /// A sentence, where the device cannot.
     fn create(&mut self, segment: SegmentId, bytes: Bytes, kind: HandleKind) -> Result<Handover, String>;
+
+    /// Makes the descriptors that [`Self::create`] promised.
+    fn export(&mut self, _segment: SegmentId) {}
 
     /// Begins to take a segment back.
     fn reclaim(&mut self, segment: SegmentId);

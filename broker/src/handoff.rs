@@ -14,16 +14,20 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::device::Chunks;
 use crate::driver::{Desk, World};
 use crate::entrance::{Guests, Listener, Seat, TurnedAway};
 use crate::liveness::{Caller, Liveness};
-use crate::tickets::{Claim, Ticket, Tickets};
+use crate::tickets::{Claim, Parcel, Ticket, Tickets};
 
 /// How long a peer may keep a connection without a request.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// How long an answer may wait for the peer to read.
 const SEND_MAX: Duration = Duration::from_secs(10);
+
+/// How long a claim may wait for the device. Shorter than a client waits for an answer.
+const EXPORT_MAX: Duration = Duration::from_secs(8);
 
 const NO_TICKET: &str = "no such ticket for this process: it is used up, its segment was given back, or it is another process's; allocate again";
 
@@ -118,14 +122,20 @@ impl Visit {
     async fn hand_over(&self, ticket: Ticket) -> io::Result<Next> {
         let claim = self.handoff.tickets.claim(ticket, self.caller.process.id());
         let Some(Claim { segment, parcel, count }) = claim else {
-            return self.refuse().await;
+            return self.refuse(NO_TICKET).await;
         };
-        let sizes = parcel.chunks.iter().map(|(_, bytes)| *bytes).collect();
+        let chunks = match exported(&parcel).await {
+            // It may have been taken back meanwhile.
+            Ok(_) if !self.handoff.tickets.is_open(ticket) => return self.refuse(NO_TICKET).await,
+            Ok(chunks) => chunks,
+            Err(why) => return self.refuse(&why).await,
+        };
+        let sizes = chunks.iter().map(|(_, bytes)| *bytes).collect();
         let reply = match parcel.host_copy {
             Some(_) => Reply::Movable(sizes),
             None => Reply::Segment(sizes),
         };
-        let descriptors = parcel.chunks.iter().map(|(descriptor, _)| descriptor).chain(&parcel.host_copy);
+        let descriptors = chunks.iter().map(|(descriptor, _)| descriptor).chain(&parcel.host_copy);
         let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
         self.send(&reply, &descriptors).await?;
         if count == 1 {
@@ -136,15 +146,15 @@ impl Visit {
 
     async fn acknowledge(&self, ticket: Ticket) -> io::Result<Next> {
         let Some(segment) = self.handoff.tickets.acknowledge(ticket, self.caller.process.id()) else {
-            return self.refuse().await;
+            return self.refuse(NO_TICKET).await;
         };
         self.handoff.desk.tell(World::Acknowledged(segment));
         self.send(&Reply::Done, &[]).await?;
         Ok(Next::Continue)
     }
 
-    async fn refuse(&self) -> io::Result<Next> {
-        self.send(&Reply::Refused(NO_TICKET.to_owned()), &[]).await?;
+    async fn refuse(&self, why: &str) -> io::Result<Next> {
+        self.send(&Reply::Refused(why.to_owned()), &[]).await?;
         Ok(Next::Continue)
     }
 
@@ -163,6 +173,14 @@ impl Visit {
         });
         tokio::time::timeout(SEND_MAX, sent).await?
     }
+}
+
+/// The descriptors, which the device may still be making.
+async fn exported(parcel: &Parcel) -> Result<Arc<Chunks>, String> {
+    let late = |_| {
+        "the device is busy and has not exported the segment in time; free it and allocate again".to_owned()
+    };
+    tokio::time::timeout(EXPORT_MAX, parcel.chunks.arrive()).await.unwrap_or_else(|passed| Err(late(passed)))
 }
 
 /// Whether the peer has not read an earlier answer.

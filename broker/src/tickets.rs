@@ -8,15 +8,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use gpulease_words::{Bytes, ProcessId, SegmentId};
+use gpulease_words::{ProcessId, SegmentId};
 
 use crate::credentials::Secret;
+use crate::device::Descriptors;
 
 /// What is fetched with a ticket.
 #[derive(Debug, Default)]
 pub(crate) struct Parcel {
-    /// The chunks of a segment in address order, each with its descriptor.
-    pub(crate) chunks: Vec<(OwnedFd, Bytes)>,
+    /// The chunks of a segment.
+    pub(crate) chunks: Descriptors,
     /// Where its bytes go when it is suspended, if it may be.
     pub(crate) host_copy: Option<OwnedFd>,
 }
@@ -79,6 +80,11 @@ impl Tickets {
         let mut entry = self.open.get_mut(&ticket).filter(|entry| entry.process == process)?;
         entry.claims = entry.claims.saturating_add(1);
         Some(Claim { segment: entry.segment, parcel: entry.parcel.clone(), count: entry.claims })
+    }
+
+    /// Whether it can still be claimed.
+    pub(crate) fn is_open(&self, ticket: Ticket) -> bool {
+        self.open.contains_key(&ticket)
     }
 
     /// Ends a ticket that was claimed; of several calls one gets the segment.

@@ -47,6 +47,10 @@ impl<D: Device> Device for Faulty<D> {
         }
     }
 
+    fn export(&mut self, segment: SegmentId) {
+        self.inner.export(segment);
+    }
+
     fn reclaim(&mut self, segment: SegmentId) {
         self.inner.reclaim(segment);
     }

@@ -14,6 +14,7 @@
 mod balance;
 mod choice;
 mod chunks;
+mod creation;
 mod departure;
 mod doubts;
 mod drain;
@@ -21,6 +22,7 @@ mod exported;
 mod floor;
 mod held;
 mod hold;
+mod piece;
 mod segment;
 mod standing;
 
@@ -28,7 +30,6 @@ pub use choice::{Choice, ParseChoiceError, visible};
 pub(crate) use choice::{numbered, refuse_mig};
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,10 +37,10 @@ use gpulease_words::{Bytes, Pid, SegmentId};
 
 use self::balance::Balance;
 use self::drain::{Passage, Return};
-use self::hold::{Hold, Piece};
+use self::hold::Hold;
 use self::segment::{Memory, Segment};
 use self::standing::Standing;
-use super::holders::{Identity, Search};
+use super::holders::Search;
 use super::{CHUNKS_MAX, Cover, Description, Device, Gauge, HandleKind, Handover, Kind, Proof};
 use crate::exporter::{Exporter, Program, Scrubbing, check_scrubbing};
 use crate::witness::{Card, Cards, Reading};
@@ -160,59 +161,9 @@ impl CudaDevice {
         self.nvml.as_ref().err().map(String::as_str)
     }
 
-    /// Refuses what makes no sense or does not fit, before anything is made.
-    fn admit(&self, bytes: Bytes) -> Result<(), String> {
-        let (total, existing) = (self.description.total, self.existing);
-        if bytes.is_zero() || !bytes.is_granular() {
-            return Err(format!("{bytes} is no positive multiple of 2 MiB"));
-        }
-        match existing.checked_add(bytes) {
-            Some(sum) if sum <= total => Ok(()),
-            Some(_) | None => {
-                Err(format!("{bytes} more than the {existing} that exist is over the {total} of this device"))
-            }
-        }
-    }
-
-    fn create_chunks(&mut self, segment: SegmentId, bytes: Bytes) -> Result<Handover, String> {
-        let gauge = Arc::clone(&self.gauge);
-        let _changing = gauge.changing();
-        let mut pieces = self.pieces(bytes).map_err(|why| self.not_made(bytes, &why))?;
-        let descriptors = pieces.iter_mut().map(Piece::export).collect::<Result<Vec<_>, _>>();
-        let chunks = pieces.into_iter().map(Piece::into_memory).collect();
-        let descriptors = match descriptors {
-            Ok(descriptors) => descriptors,
-            Err(why) => {
-                chunks::release(chunks);
-                self.settle();
-                return Err(self.not_made(bytes, &why));
-            }
-        };
-        let identity = descriptors.first().and_then(|(fd, _)| Identity::of(fd.as_fd()));
-        self.handled = self.handled.saturating_add(bytes);
-        self.add(segment, bytes, Memory::Chunks(chunks, identity));
-        Ok(Handover::Descriptors(descriptors))
-    }
-
-    fn add(&mut self, id: SegmentId, bytes: Bytes, memory: Memory) {
-        let known = self.segments.insert(id, Segment::new(bytes, memory));
-        assert!(known.is_none(), "segment {id} is made twice");
-        self.existing = self.existing.checked_add(bytes).expect("it was admitted");
-        self.show();
-    }
-
     /// Shows what exists on the card; what is back exists in the books alone.
     fn show(&self) {
         self.gauge.set(self.existing.saturating_sub(self.back));
-    }
-
-    /// Whether so much is free that it only needs other pieces, as far as anybody can tell.
-    fn may_be_in_pieces(&self, bytes: Bytes) -> bool {
-        self.reading().is_none_or(|reading| reading.free() >= bytes)
-    }
-
-    fn not_made(&self, bytes: Bytes, why: &gpulease_cuda::CudaError) -> String {
-        chunks::not_made(bytes, &self.description.name, why, self.reading().as_ref(), self.existing)
     }
 
     /// What the card has left, as the end of a sentence.
@@ -308,8 +259,13 @@ impl Device for CudaDevice {
         self.admit(bytes)?;
         match kind {
             HandleKind::Descriptor => self.create_chunks(segment, bytes),
+            HandleKind::DescriptorToFollow => self.create_unexported(segment, bytes),
             HandleKind::CudaIpc => self.create_exported(segment, bytes),
         }
+    }
+
+    fn export(&mut self, id: SegmentId) {
+        self.export_promised(id);
     }
 
     fn reclaim(&mut self, id: SegmentId) {

@@ -105,7 +105,7 @@ impl Device for HostDevice {
             .map_err(|errno| refused(bytes, errno))?;
         self.segments.insert(segment, Segment { own, bytes, reclaim: None });
         self.count(self.existing.checked_add(bytes));
-        Ok(Handover::Descriptors(vec![(given, bytes)]))
+        Ok(Handover::Descriptors(vec![(given, bytes)].into()))
     }
 
     fn reclaim(&mut self, segment: SegmentId) {
@@ -150,6 +150,7 @@ fn refused(bytes: Bytes, errno: Errno) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Descriptors;
     use gpulease_words::mib;
     use rustix::fs::{Mode, OFlags, SealFlags};
     use std::io::Read as _;
@@ -165,10 +166,9 @@ mod tests {
     }
 
     fn made(device: &mut HostDevice, segment: SegmentId) -> OwnedFd {
-        let Ok(Handover::Descriptors(mut chunks)) = device.create(segment, mib(4), HandleKind::Descriptor)
-        else {
-            panic!("made")
-        };
+        let made = device.create(segment, mib(4), HandleKind::Descriptor);
+        let Ok(Handover::Descriptors(Descriptors::Here(chunks))) = made else { panic!("made") };
+        let mut chunks = Arc::into_inner(chunks).expect("nobody else has them");
         assert_eq!(chunks.len(), 1);
         chunks.remove(0).0
     }

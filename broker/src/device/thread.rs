@@ -13,6 +13,9 @@ use gpulease_words::{Bytes, DeviceId, SegmentId};
 
 use super::{Completion, Device, Done, HandleKind, Order, Proof};
 
+/// After a segment was made or came back, the next may be asked for soon.
+const TENDED_SOON: Duration = Duration::from_millis(1);
+
 const FIRST_LOOK: Duration = Duration::from_micros(200);
 const SLOWEST_LOOK: Duration = Duration::from_millis(50);
 const OVERDUE_LOOK: Duration = Duration::from_secs(1);
@@ -102,6 +105,11 @@ impl Owner {
         }
     }
 
+    /// Sees to the hold at the next moment, where there is one.
+    fn tend_soon(&mut self) {
+        self.tend = self.tend.map(|due| due.min(Instant::now() + TENDED_SOON));
+    }
+
     fn tend(&mut self) {
         let again = self.call(|device| device.tend()).flatten();
         self.tend = again.map(|span| Instant::now() + span);
@@ -141,6 +149,11 @@ impl Owner {
             Some(Err(why)) => Done::CreateFailed(segment, why),
             None => Done::CreateFailed(segment, self.trouble()),
         });
+        if kind == HandleKind::DescriptorToFollow {
+            self.call(|device| device.export(segment));
+        }
+        // What it was made of may be made up for.
+        self.tend_soon();
     }
 
     fn look_after_due(&mut self) {
@@ -156,7 +169,10 @@ impl Owner {
     fn look(&mut self, segment: SegmentId, interval: Duration) {
         let reported = self.pending.remove(&segment).is_some_and(|p| p.stage == Stage::Reported);
         let (interval, stage) = match self.call(|device| device.prove(segment)) {
-            Some(Proof::Freed) => return (self.report)(Done::Freed(segment)),
+            Some(Proof::Freed) => {
+                self.tend_soon();
+                return (self.report)(Done::Freed(segment));
+            }
             Some(Proof::NotYet) if reported => (OVERDUE_LOOK, Stage::Reported),
             Some(Proof::NotYet) => (interval, Stage::Expected),
             Some(Proof::Missing) => {
@@ -208,7 +224,7 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Description, Gauge, Handover, Kind};
+    use crate::device::{Description, Descriptors, Gauge, Handover, Kind};
     use gpulease_words::{Pid, mib};
     use std::sync::{Arc, Mutex};
 
@@ -228,7 +244,11 @@ mod tests {
         }
 
         fn create(&mut self, _: SegmentId, bytes: Bytes, _: HandleKind) -> Result<Handover, String> {
-            if bytes.is_zero() { Err("no bytes".into()) } else { Ok(Handover::Descriptors(Vec::new())) }
+            if bytes.is_zero() {
+                Err("no bytes".into())
+            } else {
+                Ok(Handover::Descriptors(Descriptors::default()))
+            }
         }
 
         fn reclaim(&mut self, _: SegmentId) {}

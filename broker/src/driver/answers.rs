@@ -55,6 +55,7 @@ impl Driver {
             }
             Effect::Restore { segment, device, bytes, .. } => {
                 self.segments.order_again(segment);
+                // Nobody waits for an answer, and who can't have it back is to hear that from the arbiter.
                 self.order(device, Order::Create { segment, bytes, kind: HandleKind::Descriptor });
             }
             Effect::Forget { segment } => self.forget(segment),
@@ -231,7 +232,7 @@ fn terms(view: LeaseView) -> LeaseTerms {
 
 const fn handle_kind(kind: SegmentKind) -> HandleKind {
     match kind {
-        SegmentKind::Descriptor => HandleKind::Descriptor,
+        SegmentKind::Descriptor => HandleKind::DescriptorToFollow,
         SegmentKind::CudaIpc => HandleKind::CudaIpc,
     }
 }

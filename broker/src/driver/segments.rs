@@ -306,6 +306,7 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Descriptors;
     use gpulease_words::mib;
 
     const SEGMENT: SegmentId = SegmentId::new(1);
@@ -319,7 +320,7 @@ mod tests {
         let tickets = Arc::new(Tickets::default());
         let mut segments = Segments::new(tickets.clone());
         segments.order(SEGMENT, (LeaseId::new(1), DeviceId::new(0), mib(2)), None);
-        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        segments.made(SEGMENT, Handover::Descriptors(Descriptors::default()));
         (segments, tickets)
     }
 
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(whereabouts(&segments), Some((SEGMENT, Whereabouts::Away)));
         segments.order_again(SEGMENT);
         assert_eq!(segments.hand_back(SEGMENT, PROCESS), None, "it is not made yet");
-        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        segments.made(SEGMENT, Handover::Descriptors(Descriptors::default()));
         let back = segments.hand_back(SEGMENT, PROCESS).expect("a ticket");
         assert_eq!(segments.hand_back(SEGMENT, PROCESS), Some(back), "said again, it is the same");
         assert!(tickets.claim(back, PROCESS).is_some_and(|claim| claim.parcel.host_copy.is_none()));
@@ -380,7 +381,7 @@ mod tests {
         segments.reclaim(SEGMENT);
         segments.sent_away(SEGMENT);
         segments.order_again(SEGMENT);
-        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        segments.made(SEGMENT, Handover::Descriptors(Descriptors::default()));
         let back = segments.hand_back(SEGMENT, PROCESS).expect("a ticket");
         assert_eq!(segments.reclaim(SEGMENT), None);
         assert!(tickets.claim(back, PROCESS).is_none());
@@ -393,7 +394,7 @@ mod tests {
         let mut segments = Segments::new(tickets.clone());
         let (near, _far) = std::os::unix::net::UnixStream::pair().expect("sockets");
         segments.order(SEGMENT, (LeaseId::new(1), DeviceId::new(0), mib(2)), Some(near.into()));
-        segments.made(SEGMENT, Handover::Descriptors(Vec::new()));
+        segments.made(SEGMENT, Handover::Descriptors(Descriptors::default()));
         assert!(segments.get(SEGMENT).is_some_and(Segment::has_copy));
         let Access::Ticket(ticket) = segments.offer(SEGMENT, TO) else { panic!("a ticket") };
         assert!(tickets.claim(ticket, PROCESS).is_some_and(|claim| claim.parcel.host_copy.is_some()));
@@ -407,7 +408,7 @@ mod tests {
         segments.order(SEGMENT, (LeaseId::new(1), DeviceId::new(0), mib(2)), None);
         segments.reclaim(SEGMENT);
         let (near, far) = std::os::unix::net::UnixStream::pair().expect("sockets");
-        segments.made(SEGMENT, Handover::Descriptors(vec![(near.into(), mib(2))]));
+        segments.made(SEGMENT, Handover::Descriptors(vec![(near.into(), mib(2))].into()));
         far.set_nonblocking(true).expect("set");
         let read = std::io::Read::read(&mut &far, &mut [0]);
         assert!(matches!(read, Ok(0)), "the other end is closed: {read:?}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpulease_broker::Hold;
 use gpulease_broker::device::cuda::{Canary, Choice, CudaDevice};
 use gpulease_broker::device::host::HostDevice;
-use gpulease_broker::device::{Cover, Device, HandleKind, Handover, Kind, Proof};
+use gpulease_broker::device::{Cover, Descriptors, Device, HandleKind, Handover, Kind, Proof};
 use gpulease_broker::exporter::Program;
 use gpulease_tests::faulty::{Faulty, INJECTED};
 use gpulease_tests::programs;
@@ -298,7 +298,8 @@ impl Process {
 /// A segment's descriptors.
 pub(crate) fn chunks(handover: &Handover) -> &[(std::os::fd::OwnedFd, Bytes)] {
     match handover {
-        Handover::Descriptors(chunks) => chunks,
+        Handover::Descriptors(Descriptors::Here(chunks)) => chunks,
+        Handover::Descriptors(Descriptors::Owed(_)) => panic!("they were not to follow"),
         Handover::CudaIpc(_) => panic!("descriptors were asked for"),
     }
 }

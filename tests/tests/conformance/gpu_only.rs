@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
 use gpulease_broker::device::cuda::{Canary, Choice, CudaDevice, visible};
-use gpulease_broker::device::{Device, HandleKind, Handover, IpcHandle};
+use gpulease_broker::device::{Descriptors, Device, HandleKind, Handover, IpcHandle};
 use gpulease_broker::exporter::Scrubbing;
 use gpulease_tests::puppet::{Gpu, Puppet, Turn};
 use gpulease_tests::standin::Standin;
@@ -15,7 +15,7 @@ use gpulease_words::{Bytes, Pid, SegmentId, gib, mib};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::bench::{Subject, chunks, cuda, exporter, first, pause};
+use super::bench::{Bench, Subject, Temper, chunks, cuda, exporter, first, pause};
 
 const SIZE: Bytes = mib(64);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,6 +71,34 @@ on_cards! {
         faults("");
         let (segment, handover) = subject.make(SIZE);
         subject.take_back(segment, handover);
+        subject.until_freed(segment);
+    }
+
+    fn descriptors_that_follow_are_the_segments(Gpu::all("descriptors_that_follow_are_the_segments")) {
+        let mut subject = Subject::of(cuda());
+        let (segment, owed) = subject.try_make(SIZE, HandleKind::DescriptorToFollow).expect("it is made");
+        let Handover::Descriptors(Descriptors::Owed(_)) = &owed else { panic!("the driver's work was not put off: {owed:?}") };
+        subject.device.export(segment);
+        let handover = delivered(owed).expect("it is exported");
+        let bench = Bench::gpu(Temper::Sound);
+        let process = bench.process();
+        process.map("a", &handover);
+        process.fill("a", 7, &handover);
+        subject.take_back(segment, handover);
+        subject.is_held(segment);
+        process.unmap("a", 1);
+        subject.until_freed(segment);
+    }
+
+    fn what_can_not_be_exported_is_told_to_who_waits([standin(&[])]) {
+        let mut subject = Subject::of(cuda());
+        let (segment, owed) = subject.try_make(SIZE, HandleKind::DescriptorToFollow).expect("it is made");
+        faults("cuMemExportToShareableHandle 1 error 999");
+        subject.device.export(segment);
+        faults("");
+        let why = delivered(owed).expect_err("it was told to fail");
+        assert!(why.contains("can't be shared: cuMemExportToShareableHandle failed") && why.contains("free"), "{why}");
+        subject.device.reclaim(segment);
         subject.until_freed(segment);
     }
 
@@ -379,6 +407,13 @@ fn puppet() -> Puppet {
 }
 
 /// Sets failures of the stand-in from inside.
+/// A handover whose descriptors are there.
+fn delivered(owed: Handover) -> Result<Handover, String> {
+    let Handover::Descriptors(descriptors) = owed else { panic!("descriptors were asked for") };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(descriptors.arrive()).map(|chunks| Handover::Descriptors(Descriptors::Here(chunks)))
+}
+
 fn faults(rules: &str) {
     let directory = std::env::var_os(gpulease_standin_card::DIRECTORY).expect("this is the stand-in");
     gpulease_standin_card::Faults::write(std::path::Path::new(&directory), rules)

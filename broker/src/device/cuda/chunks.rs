@@ -32,15 +32,6 @@ pub(super) fn create(
     Err(whole)
 }
 
-/// Gives the handles up.
-pub(super) fn release(chunks: Vec<Allocation>) {
-    for chunk in chunks {
-        if let Err(error) = chunk.release() {
-            tracing::warn!("a handle was not given up cleanly: {error}");
-        }
-    }
-}
-
 /// So many pieces that differ by one step at most, the larger ones first; `None` where there are fewer steps.
 fn split(bytes: Bytes, pieces: usize) -> Option<Vec<Bytes>> {
     let (steps, pieces) = (bytes.get() / GRANULARITY.get(), pieces as u64);

@@ -1,15 +1,15 @@
 //! How a segment's handles are given up: piece by piece, and what comes free is made anew before others take it.
 
-use gpulease_cuda::Allocation;
 use gpulease_words::{Bytes, SegmentId};
 
+use super::CudaDevice;
 use super::drain::{Passage, Return};
+use super::piece::Piece;
 use super::standing::Standing;
-use super::{CudaDevice, chunks};
 
 impl CudaDevice {
     /// Gives the handles of a segment up; this was the standing just before.
-    pub(super) fn give_up(&mut self, id: SegmentId, pieces: Vec<Allocation>, before: Option<Standing>) {
+    pub(super) fn give_up(&mut self, id: SegmentId, pieces: Vec<Piece>, before: Option<Standing>) {
         let short = self.short();
         let pieces: Vec<_> = pieces.into_iter().map(|piece| self.let_free(id, piece)).collect();
         let segment = self.segments.get_mut(&id).expect("only what was made is given up");
@@ -19,9 +19,9 @@ impl CudaDevice {
     }
 
     /// Gives a piece up and makes as much anew before anything else, since others may be waiting for it.
-    fn let_free(&mut self, id: SegmentId, piece: Allocation) -> (Bytes, Return) {
+    fn let_free(&mut self, id: SegmentId, piece: Piece) -> (Bytes, Return) {
         let (bytes, before) = (piece.bytes(), self.free());
-        chunks::release(vec![piece]);
+        piece.release();
         self.handled = self.handled.checked_sub(bytes).expect("it was handled");
         let anew = self.make_anew(bytes);
         let Some((now, before)) = self.free().zip(before) else { return (bytes, Return::Unknown) };

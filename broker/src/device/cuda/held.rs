@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use gpulease_cuda::CudaError;
 use gpulease_words::{Bytes, SegmentId};
 
-use super::hold::{Hold, Piece};
+use super::hold::Hold;
+use super::piece::Piece;
 use super::{CHUNKS_MAX, CudaDevice, Proof, chunks};
 
 /// By then the witness has seen who took what came free, and the books know.

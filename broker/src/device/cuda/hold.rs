@@ -10,7 +10,6 @@
 
 mod stock;
 
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use gpulease_cuda::{Allocation, CudaError, Device};
@@ -18,6 +17,7 @@ use gpulease_words::{Bytes, gib};
 
 use self::stock::{Change, SIZES, Stock};
 use super::chunks;
+use super::piece::Piece;
 use crate::device::{CHUNKS_MAX, Cover};
 
 /// Of a segment's pieces, for what is made anew.
@@ -36,35 +36,9 @@ const SLACK: Bytes = Bytes::new(16 << 20);
 const TENDED_EVERY: Duration = Duration::from_millis(250);
 const TENDED_SOON: Duration = Duration::from_millis(1);
 
-/// Large pieces of which a descriptor is made ahead of time, and how many at a time: each takes 0.6 ms.
-const EXPORTED_MAX: usize = 64;
+/// Pieces of each size of which a descriptor is made ahead of time, and how many at a time: each takes 0.6 ms.
+const EXPORTED_MAX: [usize; 3] = [64, 15, 32];
 const EXPORTED_AT_ONCE: usize = 4;
-
-/// A piece of memory that is the broker's alone.
-#[derive(Debug)]
-pub(super) struct Piece {
-    memory: Allocation,
-    /// Made ahead of time; no other process has seen it.
-    descriptor: Option<OwnedFd>,
-}
-
-impl Piece {
-    /// A descriptor to hand over, and its size.
-    pub(super) fn export(&mut self) -> Result<(OwnedFd, Bytes), CudaError> {
-        let descriptor = self.descriptor.take().map_or_else(|| self.memory.export(), Ok)?;
-        Ok((descriptor, self.memory.bytes()))
-    }
-
-    pub(super) fn into_memory(self) -> Allocation {
-        self.memory
-    }
-}
-
-impl From<Allocation> for Piece {
-    fn from(memory: Allocation) -> Self {
-        Self { memory, descriptor: None }
-    }
-}
 
 /// What the broker keeps of a card.
 #[derive(Debug)]
@@ -187,7 +161,8 @@ impl Hold {
     fn make(&mut self, place: usize, pieces: u64) -> u64 {
         for made in 0..pieces {
             match Allocation::create(self.card, SIZES[place]) {
-                Ok(memory) => self.pieces[place].push(memory.into()),
+                // Those with a descriptor stay last, where pieces are taken.
+                Ok(memory) => self.pieces[place].insert(0, memory.into()),
                 Err(error) => {
                     if !error.is_out_of_memory() {
                         tracing::warn!("the hold does not grow: {error}");
@@ -265,8 +240,7 @@ impl Hold {
     fn give_back(&mut self, stock: Stock) {
         for (pieces, count) in self.pieces.iter_mut().zip(stock.0) {
             let count = usize::try_from(count).expect("it counts what is there");
-            let memory = pieces.drain(..count).map(Piece::into_memory);
-            chunks::release(memory.collect());
+            pieces.drain(..count).for_each(Piece::release);
         }
     }
 
@@ -300,18 +274,18 @@ impl Hold {
 
     /// Makes some descriptors ahead of time; says whether there are more to make.
     pub(super) fn export_some(&mut self) -> Work {
-        let large = &mut self.pieces[0];
-        let beyond = large.len().saturating_sub(EXPORTED_MAX);
-        let bare = large[beyond..].iter_mut().rev().filter(|piece| piece.descriptor.is_none());
+        let next = self
+            .pieces
+            .iter_mut()
+            .zip(EXPORTED_MAX)
+            .flat_map(|(pieces, most)| pieces.iter_mut().rev().take(most));
+        let bare = next.filter(|piece| !piece.is_exported());
         let mut made = 0;
         for piece in bare.take(if self.exports == Exports::Ahead { EXPORTED_AT_ONCE } else { 0 }) {
-            match piece.memory.export() {
-                Ok(descriptor) => piece.descriptor = Some(descriptor),
-                Err(error) => {
-                    tracing::warn!("descriptors are not made ahead of time any more: {error}");
-                    self.exports = Exports::AtNeed;
-                    return Work::Done;
-                }
+            if let Err(error) = piece.export_ahead() {
+                tracing::warn!("descriptors are not made ahead of time any more: {error}");
+                self.exports = Exports::AtNeed;
+                return Work::Done;
             }
             made += 1;
         }

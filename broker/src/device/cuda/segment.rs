@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use gpulease_cuda::Allocation;
 use gpulease_words::{Bytes, Pid};
 
 use super::drain::Tenants;
+use super::piece::Piece;
 use super::standing::Standing;
+use crate::device::Promise;
 use crate::device::holders::{Identity, Search};
 
 /// One that exists, or is on its way back.
@@ -14,6 +15,8 @@ use crate::device::holders::{Identity, Search};
 pub(super) struct Segment {
     pub(super) bytes: Bytes,
     pub(super) memory: Memory,
+    /// Descriptors that are owed.
+    pub(super) promise: Option<Promise>,
     /// When it was taken back.
     pub(super) since: Option<Instant>,
     pub(super) search: Option<Search>,
@@ -28,8 +31,8 @@ pub(super) struct Segment {
 
 impl Segment {
     pub(super) fn new(bytes: Bytes, memory: Memory) -> Self {
-        let (since, search, tenants, anew, short, back) = Default::default();
-        Self { bytes, memory, since, search, tenants, anew, short, back }
+        let (promise, since, search, tenants, anew, short, back) = Default::default();
+        Self { bytes, memory, promise, since, search, tenants, anew, short, back }
     }
 }
 
@@ -37,7 +40,7 @@ impl Segment {
 #[derive(Debug)]
 pub(super) enum Memory {
     /// Ours, with what its first descriptor is known by in `/proc`.
-    Chunks(Vec<Allocation>, Option<Identity>),
+    Chunks(Vec<Piece>, Option<Identity>),
     /// Of the exporter with this pid.
     Exported(Pid),
     /// The exporter was told to free it, at this standing.
