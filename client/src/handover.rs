@@ -126,11 +126,10 @@ impl<'a> Claim<'a> {
     /// Receives the chunks, which have to be as many as descriptors and add up to `bytes`. Blocks at
     /// most for the time the broker has to answer.
     pub(crate) fn receive(&self, bytes: Bytes) -> Result<Received<'a>, Error> {
-        let spare = self.spare.take();
-        let kept = spare.and_then(|connection| self.claim(connection).ok());
-        let mut result = match kept {
-            Some(received) => Ok(received),
-            None => self.claim(self.connect()?),
+        let mut result = match self.spare.take().map(|connection| self.claim(connection)) {
+            // What the broker answered stands, whichever connection it came over.
+            Some(answered @ (Ok(_) | Err(HandOverError::Refused(_)))) => answered,
+            Some(Err(_)) | None => self.claim(self.connect()?),
         };
         for _ in 1..CLAIMS {
             if !matches!(result, Err(HandOverError::NoDescriptorsLeft)) {

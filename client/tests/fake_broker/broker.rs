@@ -104,6 +104,8 @@ pub struct Book {
     pub reports: Vec<(u64, News)>,
     pub wishes: Vec<Wish>,
     pub pins: Vec<u64>,
+    /// Tickets that were claimed, and those of them that were refused.
+    pub claims: u32,
     pub refused_tickets: u32,
     /// The next answer to a wish or a pin.
     pub refusal: Option<v1::Denied>,
@@ -285,6 +287,7 @@ impl Book {
             reports: Vec::new(),
             wishes: Vec::new(),
             pins: Vec::new(),
+            claims: 0,
             refused_tickets: 0,
             refusal: None,
         }

@@ -83,6 +83,7 @@ fn answer(connection: &OwnedFd, shared: &Shared, request: Request) {
     // Under the book's lock to the end, so that nobody looks before our copies are closed, too.
     shared.change(|book| {
         let handover = book.handover;
+        book.claims += u32::from(matches!(request, Request::Claim(_)));
         let refused = || (Reply::Refused("the fake knows no such ticket".to_owned()), Vec::new());
         let (reply, descriptors) = match request {
             Request::Claim(_) if handover == HandOver::RefuseTicket => refused(),

@@ -383,17 +383,22 @@ async fn memory_taken_in_a_lease_that_is_away_brings_it_home_first() {
     job.check().await;
 }
 
+/// A ticket refused over the connection that was kept was claimed again over a new one: where the broker took it by then,
+/// the segment was back before its next notice, and was reported twice.
 #[tokio::test]
 async fn descriptors_that_do_not_come_are_fetched_at_the_next_notice() {
     let _guards = GUARDS.lock().await;
     let job = Job::start(&[2]).await;
     job.out(1);
-    job.broker.shared.change(|book| book.handover = crate::broker::HandOver::RefuseTicket);
+    job.broker.shared.change(|book| {
+        (book.handover, book.claims) = (crate::broker::HandOver::RefuseTicket, 0);
+    });
     job.broker.bring_back(SESSION, job.id(), job.segments[0].id().get());
     until("the ticket was refused", || job.broker.shared.book().refused_tickets > 0).await;
     job.broker.shared.change(|book| book.handover = crate::broker::HandOver::Right);
     job.enter_while(|| job.back(1, 1)).await;
     job.check().await;
+    assert_eq!(job.broker.shared.book().claims, 2, "one for each notice");
     // The same notice once more, as after a rejoin: it is reported again, and nothing moves.
     job.broker.shared.change(|book| book.reports.clear());
     job.broker.bring_back(SESSION, job.id(), job.segments[0].id().get());
