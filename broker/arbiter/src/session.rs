@@ -138,8 +138,12 @@ impl Arbiter {
         let Some(dead) = self.processes.get(&process) else {
             return;
         };
-        let sessions: Vec<SessionId> = dead.sessions.iter().copied().collect();
-        for lease in dead.leases.clone() {
+        let (sessions, leases) = (dead.sessions.clone(), dead.leases.clone());
+        // The dead hear nothing: a lease that is whole by his death tells the others only.
+        for session in &sessions {
+            self.sessions.get_mut(session).expect("a process's sessions are open").presence = Presence::Away;
+        }
+        for lease in leases {
             self.lose_waiter(lease, |waiter, _| waiter == process);
         }
         let dead = self.process(process);
