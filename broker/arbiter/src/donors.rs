@@ -173,9 +173,11 @@ impl Arbiter {
         if may { Fitness::Now } else { Fitness::Never }
     }
 
-    /// For how long the lease keeps its memory against all but what is owed to others.
+    /// For how long the lease keeps its memory against all but what is owed to others. Its devices swap side by side, each
+    /// over a link of its own: the one on which it has the most takes longest.
     pub(crate) fn residency(&self, lease: &Lease) -> Duration {
-        let swap = self.swap_time(lease_gives(lease));
+        let most = lease.shares.values().map(|share| share.stock.gives).max().unwrap_or_default();
+        let swap = self.swap_time(most);
         self.policy.min_residency.max(swap.saturating_mul(SWAPS_OF_RESIDENCY))
     }
 

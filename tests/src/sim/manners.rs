@@ -1,9 +1,10 @@
 //! How clients answer what they are told of their leases: in time, late, never, or with a lie.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpulease_arbiter::{Event, Notice, Occurrence, Signal};
-use gpulease_words::{Bytes, LeaseId, ProcessId, SegmentId, SessionId};
+use gpulease_words::{Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId};
 
 use super::actor::Temper;
 use super::model::{Journey, SegmentState};
@@ -95,16 +96,18 @@ impl World {
         }
     }
 
-    /// Its segments go one after the other, at the speed of the link.
+    /// Its segments go one after the other, at the speed of the link; each device has its own.
     fn is_to_swap_out(&mut self, process: ProcessId, lease: LeaseId) {
         let live = self.model.segments_of(lease).filter(|(_, s)| s.process == process);
-        let mapped: Vec<(SegmentId, Bytes)> =
-            live.filter(|(_, s)| s.state == SegmentState::Live).map(|(id, s)| (id, s.bytes)).collect();
-        let (mut after, answer) = (Duration::ZERO, self.answer_of(process));
+        let live = live.filter(|(_, s)| s.state == SegmentState::Live);
+        let mapped: Vec<(SegmentId, DeviceId, Bytes)> = live.map(|(id, s)| (id, s.device, s.bytes)).collect();
+        let (mut busy, answer) = (BTreeMap::<DeviceId, Duration>::new(), self.answer_of(process));
         let fails_at = self.dice.below(mapped.len() as u64 + 1);
-        for (at, (segment, bytes)) in mapped.into_iter().enumerate() {
-            after += self.over_the_link(bytes);
-            let fails = at as u64 == fails_at;
+        for (at, (segment, device, bytes)) in mapped.into_iter().enumerate() {
+            let takes = self.over_the_link(bytes);
+            let link = busy.entry(device).or_default();
+            *link += takes;
+            let (after, fails) = (*link, at as u64 == fails_at);
             match answer {
                 Answer::Refuses if fails => return self.plan(after, Happening::SwapFails(process, lease)),
                 Answer::Dies if fails => return self.plan(after, Happening::End(process)),

@@ -1,9 +1,11 @@
 //! Leases leave their device and come back.
 
-use gpulease_arbiter::{Denial, Effect, Event, Guard, LeaseState, Notice, Patience, SegmentKind};
+use gpulease_arbiter::{
+    Budgets, Denial, Effect, Event, Guard, LeaseState, Notice, Patience, Policy, SegmentKind,
+};
 use gpulease_words::{LeaseId, Reason, SegmentId, mib};
 
-use crate::desk::{Answer, Ask, Client, Desk, NOW, device, want};
+use crate::desk::{Answer, Ask, Client, Desk, NOW, device, moving, want};
 
 /// One device of 100 with an idle lease of 60 that holds it in two segments, past its residency.
 fn idler() -> (Desk, Client, LeaseId, [SegmentId; 2]) {
@@ -117,6 +119,21 @@ fn a_busy_lease_keeps_its_memory_until_the_ask_is_a_barrier_and_its_residency_is
     desk.pass(90);
     desk.release(other, blocker);
     let _ = client;
+    assert_eq!(desk.granted(), [2]);
+}
+
+/// Residency was by what a lease has on all its devices together, and the promise to others by the largest device.
+#[test]
+fn a_lease_over_several_devices_keeps_its_memory_by_the_one_that_takes_longest_to_swap() {
+    let policy = Policy { swap_bytes_per_second: mib(1), ..moving(400) };
+    let mut desk = Desk::with(policy, Budgets::default(), &[100, 100], 0);
+    let [client, other] = [1, 2].map(|uid| desk.client(uid));
+    let lease = desk.lease(client, want(40).any(2));
+    desk.queue(other, want(80).on(&[0]));
+    desk.pass(399);
+    assert_eq!(state(&desk, lease), LeaseState::Active, "ten times the 40 s of one device");
+    desk.pass(1);
+    assert_eq!(state(&desk, lease), LeaseState::Suspended);
     assert_eq!(desk.granted(), [2]);
 }
 
@@ -268,6 +285,25 @@ fn death_at_each_step_frees_all_of_it() {
         assert_eq!(desk.snapshot().arena.free, mib(200), "after {steps} steps");
         assert_eq!(desk.arbiter.poll_timeout(), None, "after {steps} steps");
     }
+}
+
+/// A lease of two members comes back after a failed swap; the one with all segments dies while the last of them is
+/// on its way in. By his death nothing is on its way any more: the lease is back, and he was told so.
+#[test]
+fn the_dead_are_told_nothing() {
+    let (mut desk, client, lease, segments) = idler();
+    let [other, worker] = [2, 1].map(|uid| desk.client(uid));
+    desk.ask(|request| Event::Join { request, session: worker.session, lease, ancestors: Vec::new() });
+    desk.queue(other, want(100));
+    desk.drained(client, lease);
+    desk.swapped_out(client, lease, segments[0]);
+    desk.tell(Event::Freed { segment: segments[0] });
+    desk.tell(Event::SwapFailed { session: client.session, lease, why: "no".to_owned() });
+    desk.tell(Event::Created { segment: segments[0] });
+    assert_eq!(state(&desk, lease), LeaseState::Resuming);
+    desk.die(client);
+    assert_eq!(state(&desk, lease), LeaseState::Active, "the worker keeps it");
+    assert_eq!(desk.notices(), [], "nobody who hears it holds a segment");
 }
 
 #[test]

@@ -83,14 +83,20 @@ impl Model {
         Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
     }
 
-    /// For how long a lease keeps its memory against all but what is owed.
+    /// For how long a lease keeps its memory against all but what is owed: by the device that takes longest to swap.
     pub(super) fn residency(&self, id: LeaseId) -> Duration {
-        self.policy.min_residency.max(self.swap_time(self.gives(id)) * 10)
+        let devices = self.leases[&id].devices.iter();
+        let swaps = devices.map(|device| self.swap_time(self.gives_on(id, *device)));
+        self.policy.min_residency.max(swaps.max().unwrap_or_default() * 10)
     }
 
     /// What a suspension of the lease would bring.
     pub(super) fn gives(&self, id: LeaseId) -> Bytes {
-        let charge = self.charge(id);
+        self.leases[&id].devices.iter().map(|device| self.gives_on(id, *device)).sum()
+    }
+
+    fn gives_on(&self, id: LeaseId, device: DeviceId) -> Bytes {
+        let charge = self.charge_on(id, device);
         add(charge.set_aside, charge.held)
     }
 
