@@ -8,8 +8,9 @@
 //! + what is still mapped of leases that were given back
 //! ```
 //!
-//! Protected is what a guarantee covers of leases, and what asks are due that it covers. A group that has no
-//! guarantee is left out: then `u` stands for himself.
+//! Protected is what a guarantee covers of leases, and what asks are due that it covers. One that is pinned counts even
+//! where it kept surplus too long: it can't be suspended. A group that has no guarantee is left out: then `u` stands
+//! for himself.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +45,9 @@ impl Arbiter {
     pub(crate) fn bedrock(&self) -> Bedrock {
         let mut bedrock = Bedrock::default();
         for lease in self.leases.values() {
-            let protected = self.is_protected(lease);
+            // What is pinned within a guarantee stays, protected or not.
+            let stays = lease.pinning == Pinning::Pinned && lease.right == Right::Guaranteed;
+            let protected = stays || self.is_protected(lease);
             for (device, share) in &lease.shares {
                 if lease.state == LeaseState::Draining {
                     add_to(&mut bedrock.lingering, *device, share.charge.held);

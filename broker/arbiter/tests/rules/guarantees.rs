@@ -354,6 +354,21 @@ fn what_a_group_owes_to_others_in_it_is_promised_to_nobody() {
     assert!(desk.waiting(ask).at_latest.is_some());
 }
 
+/// A time was promised that counted on a pinned lease within its guarantee, because it had kept its surplus too long.
+#[test]
+fn what_is_pinned_within_a_guarantee_is_promised_to_nobody() {
+    let policy = Policy { pinned_max: Some(mib(40)), ..moving(400) };
+    let mut desk = Desk::with(policy, users([(1, guarantee(20))]), &[100], 0);
+    let owner = desk.client(1);
+    let pinned = desk.lease(owner, want(20).up_to(60).pinned());
+    desk.held(owner, pinned, 20);
+    desk.held(owner, pinned, 40);
+    let ask = desk.queue(owner, want(50));
+    desk.pass(110);
+    assert!(desk.view(pinned).overdue, "surplus was asked back, and kept");
+    assert_eq!(desk.waiting(ask).at_latest, None, "40 of 100 are left beside what is pinned");
+}
+
 /// A lease within its guarantee grew by a resize to all that was free, and kept it against everybody.
 #[test]
 fn a_lease_that_grows_out_of_its_guarantee_is_lent() {

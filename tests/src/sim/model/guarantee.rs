@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use gpulease_arbiter::Peer;
 use gpulease_words::{Bytes, DeviceId, LeaseId, Uid};
 
 use super::ledger::add;
-use super::{Aim, AskFact, Journey, LeaseFact, Model};
+use super::{Aim, AskFact, DeviceFact, Journey, LeaseFact, Model};
 
 /// Whether what is on its way out of an account still counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +126,26 @@ impl Model {
     }
 
     /// Whether an ask that is said to be lent may be one that a guarantee covers, at a moment at which
-    /// nobody says which others are.
+    /// nobody says which others are. It may have been covered before leases of this step turned out dearer.
     pub(super) fn may_be_covered(&self, ask: &AskFact) -> bool {
-        let devices = self.devices.iter().map(|fact| fact.id);
         let account = self.account_of(ask);
-        let covers = |d| self.covers(account, d, self.need_there(ask, d), Departing::Counts, &|_| false);
-        ask.guaranteed || ask.before.guaranteed || devices.into_iter().any(covers)
+        let covers = |fact: &DeviceFact| {
+            let need = self.need_there(ask, fact.id).saturating_sub(self.dearer(account, fact));
+            self.covers(account, fact.id, need, Departing::Counts, &|_| false)
+        };
+        ask.guaranteed || ask.before.guaranteed || self.devices.iter().any(covers)
+    }
+
+    /// What leases of the account that were granted now cost more than they were estimated to: contexts count by
+    /// their estimate while an ask waits, even where they were measured before.
+    fn dearer(&self, (uid, group): (Uid, Option<&str>), device: &DeviceFact) -> Bytes {
+        let alike = |peer: &Peer| peer.uid == uid || group.is_some() && peer.group.as_deref() == group;
+        let paid = self.contexts.iter().filter(|((_, on), lease)| {
+            let lease = &self.leases[lease];
+            *on == device.id && lease.granted_at == self.now && alike(&lease.peer)
+        });
+        let more = paid.map(|((process, on), _)| self.context(*process, *on).saturating_sub(device.estimate));
+        more.sum()
     }
 
     fn need_there(&self, ask: &AskFact, device: DeviceId) -> Bytes {
@@ -232,7 +247,10 @@ impl Model {
         let here =
             |lease: &LeaseFact| !lease.ended && lease.peer.uid == uid && lease.devices.contains(&device);
         let leases = self.standing_leases().filter(|(_, lease)| here(lease));
-        let leases = leases.filter(|(id, _)| self.is_protected_now(*id)).map(|(id, lease)| {
+        // Nothing moves what is pinned, protected or not.
+        let stays = |lease: &LeaseFact| !lease.movable && lease.guaranteed;
+        let leases = leases.filter(|(id, lease)| stays(lease) || self.is_protected_now(*id));
+        let leases = leases.map(|(id, lease)| {
             let charge = self.charge_on(id, device);
             let own = add(add(charge.set_aside, charge.held), charge.draining);
             let in_store = !lease.movable && !lease.guaranteed;

@@ -60,8 +60,11 @@ impl Model {
                 lease.idle,
             )
         });
+        let users = self.budgets.users.iter().map(|(uid, budget)| (uid.to_string(), budget.guarantee));
+        let groups = self.budgets.groups.iter().map(|(name, budget)| (name.clone(), budget.guarantee));
         let policy = format!(
-            "\narena {}, {:?}, residency {:?}, recall {:?}, drain {:?}",
+            "\nguaranteed {:?}, arena {}, {:?}, residency {:?}, recall {:?}, drain {:?}",
+            users.chain(groups).collect::<Vec<_>>(),
             self.policy.arena,
             self.budgets.memberships,
             self.policy.min_residency,
