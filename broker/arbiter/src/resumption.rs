@@ -337,8 +337,10 @@ impl Arbiter {
     /// How long so many bytes take over the link.
     pub(crate) fn swap_time(&self, bytes: Bytes) -> Duration {
         let rate = self.policy.swap_bytes_per_second.get().max(1);
-        Duration::from_millis(
-            u64::try_from(u128::from(bytes.get()) * 1_000 / u128::from(rate)).unwrap_or(u64::MAX),
-        )
+        let millis = match bytes.get().checked_mul(1_000) {
+            Some(thousandfold) => thousandfold / rate,
+            None => u64::try_from(u128::from(bytes.get()) * 1_000 / u128::from(rate)).unwrap_or(u64::MAX),
+        };
+        Duration::from_millis(millis)
     }
 }

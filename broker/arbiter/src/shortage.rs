@@ -64,38 +64,44 @@ impl Arbiter {
             return self.call_off_needless(&Pool::new());
         }
         let usable: Vec<DeviceId> = self.ledger.usable().map(|(device, _)| device).collect();
-        let mut pool: Pool =
-            usable.iter().map(|d| (*d, plus(self.ledger.book(*d).free, self.coming(*d)))).collect();
-        let (mut look_again, mut short) = (None, Pool::new());
+        let has = |device: &DeviceId| plus(self.ledger.book(*device).free, self.coming(*device));
+        let pool = usable.iter().map(|device| (*device, has(device))).collect();
+        let mut look = Look { pool, wanted: Pool::new(), again: None, stirred: false };
         for asker in self.next_barriers(&usable) {
-            self.serve_asker(&asker, &mut pool, &mut short, &mut look_again);
+            self.serve_asker(&asker, &mut look);
         }
-        // A lease with nothing mapped has left at once, and its growth has left the line.
-        self.settle();
+        self.settle_if_stirred(&mut look);
         if let Some(asker) = self.next_in_line() {
-            self.serve_asker(&asker, &mut pool, &mut short, &mut look_again);
-            self.settle();
+            self.serve_asker(&asker, &mut look);
+            self.settle_if_stirred(&mut look);
         }
-        if let Some(at) = look_again {
+        if let Some(at) = look.again {
             self.timers.set(Why::LookAgain, at);
         }
-        self.call_off_needless(&short);
+        self.call_off_needless(&look.wanted);
+    }
+
+    /// A lease with nothing mapped has left at once, and the growth of one that is to leave has left the line.
+    fn settle_if_stirred(&mut self, look: &mut Look) {
+        if std::mem::take(&mut look.stirred) {
+            self.settle();
+        }
     }
 
     /// Takes what the asker needs out of the pool, and recalls what is missing.
-    fn serve_asker(&mut self, asker: &Asker, pool: &mut Pool, wanted: &mut Pool, again: &mut Option<Time>) {
+    fn serve_asker(&mut self, asker: &Asker, look: &mut Look) {
         // A suspension for those before it may have ended it.
         if !self.line.asks.contains_key(&asker.ask) {
             return;
         }
         let mut missing = Pool::new();
         for (device, need) in &asker.needs {
-            let has = pool.get(device).copied().unwrap_or_default();
-            add(wanted, *device, *need);
+            let has = look.pool.get(device).copied().unwrap_or_default();
+            add(&mut look.wanted, *device, *need);
             if *need > has {
                 missing.insert(*device, minus(*need, has));
             }
-            pool.insert(*device, has.saturating_sub(*need));
+            look.pool.insert(*device, has.saturating_sub(*need));
         }
         if missing.is_empty() {
             return;
@@ -113,8 +119,9 @@ impl Arbiter {
             self.ask_surplus(asker, &mut missing);
         }
         if let Some(at) = plan.look_again {
-            *again = Some(again.map_or(at, |before: Time| before.min(at)));
+            look.again = Some(look.again.map_or(at, |before| before.min(at)));
         }
+        look.stirred |= !plan.leases.is_empty();
         for lease in plan.leases {
             self.lease_mut(lease).residence.leaves_for = Some(asker.ask);
             self.suspend(lease);
@@ -256,6 +263,19 @@ impl Arbiter {
 fn add(pool: &mut Pool, device: DeviceId, bytes: Bytes) {
     let sum = pool.entry(device).or_default();
     *sum = sum.saturating_add(bytes);
+}
+
+/// A look at all who are short.
+#[derive(Debug)]
+struct Look {
+    /// What each device has to give to those who come after.
+    pool: Pool,
+    /// What those need who were looked at.
+    wanted: Pool,
+    /// When more could be suspended than now.
+    again: Option<Time>,
+    /// Leases are to leave, and nobody has looked since what that lets in.
+    stirred: bool,
 }
 
 /// What becomes of a look for leases to suspend.
