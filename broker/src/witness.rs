@@ -10,6 +10,7 @@ mod book;
 mod card;
 mod doctor;
 pub(crate) mod people;
+mod unsettled;
 mod watch;
 
 pub use card::{Card, Cards};
@@ -82,6 +83,8 @@ pub struct Watched {
     pub uuid: String,
     /// What of it may be leased.
     pub capacity: Bytes,
+    /// What is set aside for a process's context until it is measured.
+    pub overhead_estimate: Bytes,
     /// What exists on it by the broker's hand.
     pub gauge: Arc<Gauge>,
 }

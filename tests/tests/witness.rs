@@ -285,7 +285,8 @@ impl Scene {
 }
 
 fn watched(gauge: &Arc<Gauge>) -> Watched {
-    Watched { device: DEVICE, uuid: String::new(), capacity: gib(1), gauge: Arc::clone(gauge) }
+    let (uuid, gauge) = (String::new(), Arc::clone(gauge));
+    Watched { device: DEVICE, uuid, capacity: gib(1), overhead_estimate: mib(640), gauge }
 }
 
 fn real(test: &str) -> Vec<Gpu> {

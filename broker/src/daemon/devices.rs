@@ -37,8 +37,9 @@ impl Opened {
         match description.kind {
             Kind::Host => None,
             Kind::Cuda => {
-                let uuid = description.uuid.clone();
-                Some(Watched { device: *id, uuid, capacity: *capacity, gauge: gauge.clone() })
+                let (uuid, gauge) = (description.uuid.clone(), gauge.clone());
+                let overhead_estimate = description.overhead_estimate;
+                Some(Watched { device: *id, uuid, capacity: *capacity, overhead_estimate, gauge })
             }
         }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use gpulease_words::{Bytes, DeviceId, Pid, ProcessId};
 
 use super::book::{Account, account};
+use super::unsettled::{SETTLES, Unsettled};
 use super::{Card, Cards, ProcessUse, Reading, Roster, Stranger, Testimony, Watched, people};
 use crate::device::Made;
 
@@ -86,10 +87,15 @@ impl<T: Fn(DeviceId, Testimony)> Look<T> {
         loop {
             let in_motion = self.look_at_all() > 0;
             soon = if in_motion && soon < SOON_MAX { soon + 1 } else { 0 };
-            if self.wait(asks, if soon > 0 { SOON } else { EVERY }).is_none() {
+            if self.wait(asks, if soon > 0 { SOON } else { self.rest() }).is_none() {
                 return;
             }
         }
+    }
+
+    /// How long to wait where nothing moves.
+    fn rest(&self) -> Duration {
+        if self.sights.iter().any(|sight| sight.unsettled.is_waiting()) { SETTLES } else { EVERY }
     }
 
     /// Waits until it is time to look again; `None`: nobody will ask any more.
@@ -136,6 +142,7 @@ struct Sight {
     told: Option<Testimony>,
     /// Members that were missing at the last look.
     missed: BTreeSet<ProcessId>,
+    unsettled: Unsettled,
     /// The last trouble, so that it is logged once.
     trouble: Option<String>,
 }
@@ -143,7 +150,8 @@ struct Sight {
 impl Sight {
     fn new(cards: Cards, watched: Watched) -> Self {
         let card = cards.card(&watched.uuid);
-        Self { watched, card, reading: None, told: None, missed: BTreeSet::new(), trouble: None }
+        let (missed, unsettled) = Default::default();
+        Self { watched, card, reading: None, told: None, missed, unsettled, trouble: None }
     }
 
     fn look(&mut self, members: &BTreeMap<Pid, ProcessId>) -> Seen {
@@ -186,6 +194,11 @@ impl Sight {
             return Testimony { used, ..Testimony::default() };
         };
         let Account { off_book, overheads, strangers } = account;
+        let told = self.told.iter().flat_map(|told| &told.overheads).map(|(process, _)| *process);
+        let known: BTreeSet<_> = told.collect();
+        let estimate = self.watched.overhead_estimate;
+        let is_known = |process| known.contains(&process);
+        let overheads = self.unsettled.settled(overheads, is_known, estimate, Instant::now());
         Testimony {
             used,
             off_book: Some(off_book),
