@@ -241,6 +241,7 @@ Example: gpulease budget set user.anna limit=40GiB guarantee=8GiB";
 #[command(after_help = BUDGET_SETTINGS)]
 pub(crate) struct BudgetSetArguments {
     /// host, group.NAME, user.NAME, user.* (each other user) or job.PATTERN
+    #[arg(value_parser = amount::account)]
     pub(crate) account: String,
     /// What to set
     #[arg(required = true, value_name = "SETTING=VALUE", value_parser = amount::assignment)]
@@ -251,6 +252,7 @@ pub(crate) struct BudgetSetArguments {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BudgetRmArguments {
     /// As for `budget set`
+    #[arg(value_parser = amount::account)]
     pub(crate) account: String,
     /// Only this setting; else all that were set
     pub(crate) setting: Option<String>,

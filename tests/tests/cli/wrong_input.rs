@@ -137,6 +137,17 @@ fn what_is_no_broker_is_69_and_never_a_hang() {
 }
 
 #[test]
+fn a_file_in_the_command_line_is_a_usage_error() {
+    let daemon = Daemon::on_host("64MiB");
+    let file = "a".repeat(100_000);
+    for words in [["budget", "set", &file, "limit=1GiB"], ["budget", "set", "host", &format!("limit={file}")]]
+    {
+        let output = finish(command(&daemon.socket()).args(words));
+        expect(&output, 2, &["has at most 256"]);
+    }
+}
+
+#[test]
 fn sizes_and_durations_that_make_no_sense_are_usage_errors() {
     let daemon = Daemon::on_host("64MiB");
     for (words, word) in [

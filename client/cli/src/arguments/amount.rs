@@ -60,6 +60,9 @@ impl FromStr for Memory {
 /// `limit=20GiB` as its two sides.
 pub(crate) fn assignment(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
+        Some(_) if text.chars().count() > ACCOUNT_LETTERS => Err(format!(
+            "a setting with its value has at most {ACCOUNT_LETTERS} letters; write it like limit=20GiB"
+        )),
         Some((key, value)) if !key.trim().is_empty() && !value.trim().is_empty() => {
             Ok((key.trim().to_owned(), value.trim().to_owned()))
         }
@@ -159,6 +162,19 @@ pub(crate) fn lease_name(text: &str) -> Result<String, String> {
         0 => Err("the name is empty; leave the option out for the program's own".to_owned()),
         1..=NAME_LETTERS => Ok(text.to_owned()),
         letters => Err(format!("the name has {letters} letters; a lease's name has at most {NAME_LETTERS}")),
+    }
+}
+
+/// The longest name of an account or a setting; what is longer is a file that got into the command line.
+const ACCOUNT_LETTERS: usize = 256;
+
+/// An account as a person writes it; the broker says which there can be.
+pub(crate) fn account(text: &str) -> Result<String, String> {
+    match text.chars().count() {
+        0..=ACCOUNT_LETTERS => Ok(text.to_owned()),
+        letters => {
+            Err(format!("the name has {letters} letters; an account's name has at most {ACCOUNT_LETTERS}"))
+        }
     }
 }
 
