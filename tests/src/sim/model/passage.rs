@@ -15,7 +15,9 @@ const BEGIN_AT_ONCE: usize = 4;
 impl Model {
     pub(super) fn see_occurred(&mut self, id: LeaseId, what: &Occurrence) -> Result<(), Broken> {
         let known = self.leases.get(&id).is_some_and(|lease| !lease.gone);
-        ensure!(known && self.binds(), "{id} moves and is not known, or nothing moves here: {what:?}");
+        // An operator's recall may end a holder where nothing moves, too.
+        let may_be = self.binds() || *what == Occurrence::Terminated;
+        ensure!(known && may_be, "{id} moves and is not known, or nothing moves here: {what:?}");
         match what {
             Occurrence::Suspending => self.see_suspending(id),
             Occurrence::Suspended => self.see_suspended(id),
