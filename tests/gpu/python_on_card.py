@@ -170,13 +170,16 @@ def field_12() -> str:
     tensor = torch.ones(most, dtype=torch.uint8, device="cuda")
     assert int(tensor[:: 1 << 20].sum()) == most >> 20
     wait(lambda: gpulease.lease().overhead_measured, "the card tells what the context takes")
+    # The broker looks once a second, and may have looked while the context was made.
+    first = gpulease.lease().overhead_here
+    wait(lambda: 300 * MIB <= gpulease.lease().overhead_here <= 2 * GIB, f"a context is charged, and not {first} bytes")
     full = gpulease.lease()
     assert most <= full.held <= limit, full
-    assert 300 * MIB <= full.overhead_here <= 2 * GIB, full
     (device,) = full.devices
     others = sum(each.held + each.overhead for each in full.neighbours)
     assert device.free <= device.capacity - full.held - full.overhead - others, (device, full)
-    return f"{gpulease.text(full.held)} of tensors, and {gpulease.text(full.overhead_here)} of a context beside them"
+    seen = f"{gpulease.text(full.overhead_here)} of a context beside them, seen first as {gpulease.text(first)}"
+    return f"{gpulease.text(full.held)} of tensors, and {seen}"
 
 
 @case("-m", "2GiB..12GiB")
@@ -281,27 +284,6 @@ def estimate() -> str:
         assert small.lease_for(batch) >= took and said.lease_for(batch) >= took, "the job would not fit its lease"
         assert batch < 32 or near(said.peak(batch), took, 0.15), (batch, said.peak(batch), took)
     return f"{said}; {batch} samples: {gpulease.text(said.peak(batch))} said, {gpulease.text(took)} taken; {said.command(batch)}"
-
-
-@case("-m", "8GiB")
-def compiled_step() -> str:
-    """A step that `torch.compile` has compiled is searched and estimated as another; what compiling takes counts."""
-    gpulease, torch = modules()
-    model, optimizer = transformer(torch, layers=2)
-    step = step_of(torch, torch.compile(model, dynamic=True), optimizer)
-    found = gpulease.find_batch_size(step, 4, 64, multiple_of=4)
-    print(found)
-    step(found.batch_size)
-    ours = gpulease.lease()
-    assert ours.held_peak <= ours.reserve + 64 * MIB, ours
-    said = gpulease.estimate(step, (4, 8, 16), up_to=32)
-    print(said)
-    memory = gpulease.TorchMemory()
-    memory.reset_peak()
-    step(24)
-    took = memory.peak().reserved
-    assert said.lease_for(24) >= took, (said, took)
-    return f"{found}; {said}; 24 samples took {gpulease.text(took)}"
 
 
 @case("-m", "4GiB")

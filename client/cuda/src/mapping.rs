@@ -53,11 +53,11 @@ impl Mapping {
     pub fn of_descriptors(context: &Context, chunks: &[(BorrowedFd<'_>, Bytes)]) -> Result<Self, CudaError> {
         let bytes = chunks.iter().map(|(_, bytes)| *bytes).sum();
         let range = Reservation::reserve(context.driver(), bytes)?;
-        let mapping = Self::over(context, range.base(), bytes, Held::Chunks(range));
+        let site = Arc::new(Site::new(context, range.base(), bytes, Held::Chunks(range)));
         // Known before there is memory, so that no device is let in between the two.
-        peers::note(&mapping.site);
-        mapping.site.occupy(chunks)?;
-        Ok(mapping)
+        peers::note(&site);
+        site.occupy(chunks)?;
+        Ok(Self { slice: OnceLock::new(), site })
     }
 
     /// Opens an IPC handle whose memory is said to have so many bytes.

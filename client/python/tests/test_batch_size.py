@@ -3,6 +3,7 @@ import unittest
 
 from gpulease import NothingFits, accumulation, find_batch_size
 from gpulease.batch_size import largest
+from gpulease.trial import attempt
 
 from tests.fake import FakeMemory
 from tests.surroundings import without_a_lease
@@ -126,6 +127,19 @@ class OutOfMemoryInEachPhase(unittest.TestCase):
             search(trainer, 500 * MIB)
         self.assertIn("in update", raised.exception.trials[0].where)
         self.assertEqual({block.kind for block in memory.blocks}, {"weights", "gradients", "state"})
+
+    def test_the_place_is_in_the_program_and_not_in_a_library(self):
+        # Of what was compiled from Cython a traceback has the name of the source, in no folder.
+        for file in ("cupy/cuda/memory.pyx", "/env/lib/python3.12/site-packages/cupy/_core.py"):
+            library = {}
+            exec(compile("def malloc(memory):\n    memory.block(1 << 30)", file, "exec"), library)
+
+            def allocating(batch, malloc=library["malloc"]):
+                malloc(memory)
+
+            memory = FakeMemory(1 << 20)
+            trial = attempt(memory, allocating, 1)
+            self.assertRegex(trial.where, r"test_batch_size\.py:\d+ in allocating$")
 
     def test_what_hides_in_the_frames_of_errors_that_are_kept_goes_too(self):
         memory, log = FakeMemory(512 * MIB), []

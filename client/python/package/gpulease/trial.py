@@ -13,6 +13,9 @@ from typing import Optional
 from .memory import Memory, Peak
 from .sizes import text
 
+#: In the names of installed libraries' files. What was compiled from Cython names its source alone.
+_OF_LIBRARIES = ("site-packages", "dist-packages", ".pyx")
+
 #: A step of training with this many samples.
 Step = Callable[[int], object]
 
@@ -103,6 +106,6 @@ def _first_line(error: BaseException) -> str:
 def _place(error: BaseException) -> Optional[str]:
     """The innermost lines of the program itself, not of installed libraries, from outside to inside."""
     lines = traceback.extract_tb(error.__traceback__)[1:]
-    own = [line for line in lines if "site-packages" not in line.filename and "dist-packages" not in line.filename]
+    own = [line for line in lines if not any(part in line.filename for part in _OF_LIBRARIES)]
     chosen = (own or lines)[-3:]
     return " > ".join(f"{line.filename}:{line.lineno} in {line.name}" for line in chosen) or None
