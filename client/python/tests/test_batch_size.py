@@ -5,7 +5,7 @@ from gpulease import NothingFits, accumulation, find_batch_size
 from gpulease.batch_size import largest
 from gpulease.trial import attempt
 
-from tests.fake import FakeMemory
+from tests.fake import FakeMemory, FakeOutOfMemory
 from tests.surroundings import without_a_lease
 from tests.trainer import MIB, Trainer
 
@@ -132,10 +132,10 @@ class OutOfMemoryInEachPhase(unittest.TestCase):
         # Of what was compiled from Cython a traceback has the name of the source, in no folder.
         for file in ("cupy/cuda/memory.pyx", "/env/lib/python3.12/site-packages/cupy/_core.py"):
             library = {}
-            exec(compile("def malloc(memory):\n    memory.block(1 << 30)", file, "exec"), library)
+            exec(compile("def malloc(error):\n    raise error", file, "exec"), library)
 
             def allocating(batch, malloc=library["malloc"]):
-                malloc(memory)
+                malloc(FakeOutOfMemory("out of memory"))
 
             memory = FakeMemory(1 << 20)
             trial = attempt(memory, allocating, 1)
