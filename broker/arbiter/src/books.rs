@@ -59,14 +59,14 @@ impl Arbiter {
         }
         let of = self.lease_mut(lease);
         let after = of.stock(device);
-        let before = std::mem::replace(&mut of.share_mut(device).stock, after);
+        let (before, since) = (std::mem::replace(&mut of.share_mut(device).stock, after), of.residence.since);
         if before == after {
             return;
         }
         let (pinned, arena) = (self.accounts.stores.pinned(device), self.accounts.stores.arena());
         self.accounts.restock(pinned, before.pinned, after.pinned);
         self.accounts.restock(arena, before.copies, after.copies);
-        self.holders.recount(lease, device, before, after);
+        self.holders.recount((lease, since), device, before, after);
     }
 
     /// As [`Self::take_stock`], on each of its devices: its state, its right or its size changed.

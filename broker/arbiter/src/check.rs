@@ -209,6 +209,8 @@ impl Arbiter {
             );
         }
         self.accounts.check_counted(&counted);
-        self.holders.check(shares.map(|(id, lease, device)| (id, device, lease.stock(device))));
+        self.holders.check(
+            shares.map(|(id, lease, device)| ((id, lease.residence.since), device, lease.stock(device))),
+        );
     }
 }

@@ -50,12 +50,16 @@ impl Arbiter {
         for device in missing.keys() {
             let mut donors: Vec<(Harm, LeaseId)> = Vec::new();
             let movable = self.holders.on(*device).into_iter().flat_map(|holding| holding.movable.iter());
-            for lease in movable.copied().filter(|lease| Some(*lease) != asker.lease) {
+            for (since, lease) in movable.copied().filter(|(_, lease)| Some(*lease) != asker.lease) {
+                let earliest = self.earliest(asker, since);
+                if earliest > self.now {
+                    // Those after it have theirs for a shorter time still.
+                    plan.look_at(earliest);
+                    break;
+                }
                 match self.fitness(asker, lease) {
                     Fitness::Now => donors.push((self.harm(lease), lease)),
-                    Fitness::Later(at) => {
-                        plan.look_again = Some(plan.look_again.map_or(at, |before| before.min(at)));
-                    }
+                    Fitness::Later(at) => plan.look_at(at),
                     Fitness::Never => {}
                 }
             }
@@ -141,6 +145,14 @@ impl Arbiter {
             if lacks.values().all(|lack| lack.is_zero()) {
                 leases.remove(at);
             }
+        }
+    }
+
+    /// Before this nothing is taken for the asker from a lease that has its memory since then.
+    fn earliest(&self, asker: &Asker, since: Time) -> Time {
+        match asker.urgency {
+            Urgency::Owed => Time::START,
+            Urgency::Barrier | Urgency::InLine => since.plus(self.policy.min_residency),
         }
     }
 

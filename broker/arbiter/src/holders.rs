@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_words::{Bytes, DeviceId, LeaseId};
 
+use crate::Time;
 use crate::lease::Stock;
 use crate::ledger::{minus, plus};
 
 /// Of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
-    /// Leases that can be suspended and have something.
-    pub(crate) movable: BTreeSet<LeaseId>,
+    /// Leases that can be suspended and have something, those first that have had it for the longest time.
+    pub(crate) movable: BTreeSet<(Time, LeaseId)>,
     /// Leases that hold more than their reserve.
     pub(crate) elastic: BTreeSet<LeaseId>,
     /// What all of them could give.
@@ -24,11 +25,17 @@ pub(crate) struct Holding {
 pub(crate) struct Holders(BTreeMap<DeviceId, Holding>);
 
 impl Holders {
-    /// The lease has other figures than before.
-    pub(crate) fn recount(&mut self, lease: LeaseId, device: DeviceId, before: Stock, after: Stock) {
+    /// The lease, which has its memory since then, has other figures than before.
+    pub(crate) fn recount(
+        &mut self,
+        (lease, since): (LeaseId, Time),
+        device: DeviceId,
+        before: Stock,
+        after: Stock,
+    ) {
         let on = self.0.entry(device).or_default();
         on.givable = minus(plus(on.givable, givable(after)), givable(before));
-        list(&mut on.movable, lease, after.gives);
+        list(&mut on.movable, (since, lease), after.gives);
         list(&mut on.elastic, lease, after.surplus);
     }
 
@@ -38,7 +45,7 @@ impl Holders {
     }
 
     /// Panics when it is not what these figures make it.
-    pub(crate) fn check(&self, stocks: impl Iterator<Item = (LeaseId, DeviceId, Stock)>) {
+    pub(crate) fn check(&self, stocks: impl Iterator<Item = ((LeaseId, Time), DeviceId, Stock)>) {
         let mut anew = Self::default();
         for (lease, device, stock) in stocks {
             anew.recount(lease, device, Stock::default(), stock);
@@ -56,7 +63,7 @@ fn givable(stock: Stock) -> Bytes {
     stock.gives.max(stock.surplus)
 }
 
-fn list(set: &mut BTreeSet<LeaseId>, lease: LeaseId, bytes: Bytes) {
+fn list<T: Ord>(set: &mut BTreeSet<T>, lease: T, bytes: Bytes) {
     if bytes.is_zero() {
         set.remove(&lease);
     } else {

@@ -59,8 +59,8 @@ impl Arbiter {
         if !self.accounts.stores.bind() {
             return;
         }
-        self.timers.cancel(Why::LookAgain);
         if self.line.asks.is_empty() {
+            self.timers.cancel(Why::LookAgain);
             return self.call_off_needless(&Pool::new());
         }
         let usable: Vec<DeviceId> = self.ledger.usable().map(|(device, _)| device).collect();
@@ -71,14 +71,41 @@ impl Arbiter {
             self.serve_asker(&asker, &mut look);
         }
         self.settle_if_stirred(&mut look);
-        if let Some(asker) = self.next_in_line() {
-            self.serve_asker(&asker, &mut look);
-            self.settle_if_stirred(&mut look);
+        match self.giving(&usable) {
+            Giving::Now => {
+                if let Some(asker) = self.next_in_line() {
+                    self.serve_asker(&asker, &mut look);
+                    self.settle_if_stirred(&mut look);
+                }
+            }
+            Giving::From(at) => look.look_at(at),
+            Giving::Never => {}
         }
-        if let Some(at) = look.again {
-            self.timers.set(Why::LookAgain, at);
+        match look.again {
+            Some(at) => self.timers.set(Why::LookAgain, at),
+            None => self.timers.cancel(Why::LookAgain),
         }
         self.call_off_needless(&look.wanted);
+    }
+
+    /// Whether anybody can be asked for anything for those who are no barriers: it takes a walk through the line to
+    /// find the first of them whom it would help.
+    fn giving(&self, devices: &[DeviceId]) -> Giving {
+        let is_quiet = self.moving.is_empty() && self.recalled.is_empty();
+        let has_barriers = |device: &DeviceId| self.line.piles.collecting(*device).next().is_some();
+        if !is_quiet || devices.iter().any(has_barriers) {
+            return Giving::Now;
+        }
+        let held = || devices.iter().filter_map(|device| self.holders.on(*device));
+        if held().any(|holding| !holding.elastic.is_empty()) {
+            return Giving::Now;
+        }
+        let longest = held().filter_map(|holding| holding.movable.first()).map(|(since, _)| *since).min();
+        match longest.map(|since| since.plus(self.policy.min_residency)) {
+            Some(at) if at > self.now => Giving::From(at),
+            Some(_) => Giving::Now,
+            None => Giving::Never,
+        }
     }
 
     /// A lease with nothing mapped has left at once, and the growth of one that is to leave has left the line.
@@ -118,9 +145,7 @@ impl Arbiter {
         if plan.leases.is_empty() && !first {
             self.ask_surplus(asker, &mut missing);
         }
-        if let Some(at) = plan.look_again {
-            look.again = Some(look.again.map_or(at, |before| before.min(at)));
-        }
+        plan.look_again.into_iter().for_each(|at| look.look_at(at));
         look.stirred |= !plan.leases.is_empty();
         for lease in plan.leases {
             self.lease_mut(lease).residence.leaves_for = Some(asker.ask);
@@ -278,10 +303,33 @@ struct Look {
     stirred: bool,
 }
 
+impl Look {
+    /// More could be suspended then.
+    fn look_at(&mut self, at: Time) {
+        self.again = Some(self.again.map_or(at, |before| before.min(at)));
+    }
+}
+
+/// Whether anybody can be asked for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Giving {
+    Now,
+    /// From then on, at the earliest.
+    From(Time),
+    Never,
+}
+
 /// What becomes of a look for leases to suspend.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) leases: Vec<LeaseId>,
     /// When more could be suspended than now.
     pub(crate) look_again: Option<Time>,
+}
+
+impl Plan {
+    /// More could be suspended then.
+    pub(crate) fn look_at(&mut self, at: Time) {
+        self.look_again = Some(self.look_again.map_or(at, |before| before.min(at)));
+    }
 }

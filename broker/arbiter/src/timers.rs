@@ -14,6 +14,9 @@ pub(crate) struct Timers {
 impl Timers {
     /// Wakes at `at` for this reason, instead of any earlier setting.
     pub(crate) fn set(&mut self, why: Why, at: Time) {
+        if self.due(why) == Some(at) {
+            return;
+        }
         self.cancel(why);
         self.by_why.insert(why, at);
         self.by_time.insert((at, why));
