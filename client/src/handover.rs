@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpulease_proto::handover::{FrameError, MAX_DESCRIPTORS, MAX_FRAME, Reply, Request, Ticket};
 use gpulease_words::Bytes;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
@@ -176,7 +176,9 @@ impl<'a> Claim<'a> {
     }
 
     fn say(&self, connection: &Connection, request: Request) -> Result<(), HandOverError> {
-        let sent = send(&connection.descriptor, &request.encode(), SendFlags::NOSIGNAL);
+        let packet = request.encode();
+        // A socket with a deadline does not go on by itself after a signal or a stop of the process.
+        let sent = retry_on_intr(|| send(&connection.descriptor, &packet, SendFlags::NOSIGNAL));
         sent.map(drop).map_err(|errno| failed(self.place, errno))
     }
 
@@ -185,12 +187,10 @@ impl<'a> Claim<'a> {
         let mut packet = [0_u8; MAX_FRAME + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(
-            &connection.descriptor,
-            &mut [IoSliceMut::new(&mut packet)],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        );
+        let received = retry_on_intr(|| {
+            let parts = &mut [IoSliceMut::new(&mut packet)];
+            recvmsg(&connection.descriptor, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        });
         let received = received.map_err(|errno| failed(self.place, errno))?;
         let descriptors = drained(&mut ancillary);
         if received.flags.contains(ReturnFlags::CTRUNC) {
@@ -238,7 +238,8 @@ fn connected(place: &Place) -> Result<OwnedFd, Errno> {
     // The send timeout bounds the connect, too, where the backlog is full.
     set_socket_timeout(&connection, Timeout::Send, Some(ANSWER_WITHIN))?;
     set_socket_timeout(&connection, Timeout::Recv, Some(ANSWER_WITHIN))?;
-    connect(&connection, &SocketAddrUnix::new(&place.socket)?)?;
+    let address = SocketAddrUnix::new(&place.socket)?;
+    retry_on_intr(|| connect(&connection, &address))?;
     Ok(connection)
 }
 

@@ -12,8 +12,9 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use crate::gate::{Absence, Gate, Presence};
+use crate::lease::Standing;
 use crate::lease_state::LeaseState;
-use crate::suspension::arrival::{Arrival, come_back, prepare};
+use crate::suspension::arrival::{Arrival, Errand, prepare};
 use crate::suspension::body::Body;
 use crate::suspension::departure::{drain, leave, left};
 use crate::suspension::report::News;
@@ -84,7 +85,7 @@ struct Mover {
     /// A suspension before its `SwapOut`.
     draining: Option<Drain>,
     course: Course,
-    coming: JoinSet<(SegmentId, Arrival)>,
+    coming: JoinSet<(Errand, Arrival)>,
     /// Segments that are coming back, with the ticket of a second notice where there was one.
     again: BTreeMap<SegmentId, Option<Ticket>>,
     one_by_one: Arc<Semaphore>,
@@ -219,19 +220,38 @@ impl Mover {
             // The first report was lost.
             return lease.session().report_surely(lease.key(), &News::Restored(segment)).await;
         }
-        self.again.insert(segment, None);
-        let (lease, turn) = (Arc::clone(lease), Arc::clone(&self.one_by_one));
-        self.coming.spawn(async move { (segment, come_back(lease, body, ticket, turn).await) });
+        self.fetch(&body, Errand::new(segment, ticket));
     }
 
-    async fn arrived(&mut self, arrived: Option<(SegmentId, Arrival)>) {
+    fn fetch(&mut self, body: &Arc<Body>, errand: Errand) {
+        self.again.insert(errand.segment, None);
+        let (lease, body, turn) = (self.lease.clone(), Arc::downgrade(body), Arc::clone(&self.one_by_one));
+        self.coming.spawn(async move { (errand, errand.run(lease, body, turn).await) });
+    }
+
+    /// What was not handed over, since the broker stood still or somebody had no descriptors left, is claimed again.
+    fn fetch_again(&mut self, lease: &Arc<LeaseState>, errand: Errand) {
+        let is_due = matches!(self.course, Course::Back(..)) && matches!(lease.standing(), Standing::Active);
+        let body = lease.bodies().into_iter().find(|body| body.id() == errand.segment);
+        if let Some(body) = body.filter(|body| is_due && body.is_away()) {
+            self.fetch(&body, errand);
+        }
+    }
+
+    async fn arrived(&mut self, arrived: Option<(Errand, Arrival)>) {
         // `None` where the task panicked, which is said on standard error.
-        let (Some((segment, arrival)), Some(lease)) = (arrived, self.lease.upgrade()) else { return };
+        let (Some((errand, arrival)), Some(lease)) = (arrived, self.lease.upgrade()) else { return };
+        let segment = errand.segment;
         let again = self.again.remove(&segment).flatten();
         match arrival {
             Arrival::Restored => self.open_when_whole(&lease),
             Arrival::NotHandedOver(error) => {
-                tracing::warn!(%error, %segment, "gpulease: a segment could not be fetched back yet");
+                let errand = errand.again();
+                let pause = errand.pause;
+                tracing::warn!(%error, %segment, "gpulease: a segment was not handed over; again in {pause:?}");
+                if again.is_none() {
+                    self.fetch_again(&lease, errand);
+                }
             }
             Arrival::Failed(error) => {
                 let why = error.to_string();
