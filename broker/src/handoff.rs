@@ -121,7 +121,7 @@ impl Visit {
 
     async fn hand_over(&self, ticket: Ticket) -> io::Result<Next> {
         let claim = self.handoff.tickets.claim(ticket, self.caller.process.id());
-        let Some(Claim { segment, parcel, count }) = claim else {
+        let Some(Claim { segment, parcel }) = claim else {
             return self.refuse(NO_TICKET).await;
         };
         let chunks = match exported(&parcel).await {
@@ -138,7 +138,8 @@ impl Visit {
         let descriptors = chunks.iter().map(|(descriptor, _)| descriptor).chain(&parcel.host_copy);
         let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
         self.send(&reply, &descriptors).await?;
-        if count == 1 {
+        // One that did not get through does not count: the process claims again, over another connection.
+        if self.handoff.tickets.sent(ticket) == Some(1) {
             self.handoff.desk.tell(World::Claimed(segment));
         }
         Ok(Next::Continue)

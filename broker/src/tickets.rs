@@ -53,7 +53,8 @@ struct Entry {
     segment: SegmentId,
     process: ProcessId,
     parcel: Arc<Parcel>,
-    claims: u32,
+    /// How often it was sent.
+    sent: u32,
 }
 
 /// What a good claim gets.
@@ -61,15 +62,13 @@ struct Entry {
 pub(crate) struct Claim {
     pub(crate) segment: SegmentId,
     pub(crate) parcel: Arc<Parcel>,
-    /// 1 at the first claim.
-    pub(crate) count: u32,
 }
 
 impl Tickets {
     /// A ticket for one process.
     pub(crate) fn issue(&self, segment: SegmentId, process: ProcessId, parcel: Parcel) -> Ticket {
         let ticket = Ticket::new(*Secret::random().bytes());
-        let entry = Entry { segment, process, parcel: Arc::new(parcel), claims: 0 };
+        let entry = Entry { segment, process, parcel: Arc::new(parcel), sent: 0 };
         let before = self.open.insert(ticket, entry);
         assert!(before.is_none(), "128 random bits came twice");
         ticket
@@ -77,9 +76,15 @@ impl Tickets {
 
     /// What the ticket is for. It can be claimed again until it is acknowledged, so that a lost answer loses nothing.
     pub(crate) fn claim(&self, ticket: Ticket, process: ProcessId) -> Option<Claim> {
-        let mut entry = self.open.get_mut(&ticket).filter(|entry| entry.process == process)?;
-        entry.claims = entry.claims.saturating_add(1);
-        Some(Claim { segment: entry.segment, parcel: entry.parcel.clone(), count: entry.claims })
+        let entry = self.open.get(&ticket).filter(|entry| entry.process == process)?;
+        Some(Claim { segment: entry.segment, parcel: entry.parcel.clone() })
+    }
+
+    /// What it is for was sent; how often it was by now. `None`: it was made worthless meanwhile.
+    pub(crate) fn sent(&self, ticket: Ticket) -> Option<u32> {
+        let mut entry = self.open.get_mut(&ticket)?;
+        entry.sent = entry.sent.saturating_add(1);
+        Some(entry.sent)
     }
 
     /// Whether it can still be claimed.
@@ -87,9 +92,9 @@ impl Tickets {
         self.open.contains_key(&ticket)
     }
 
-    /// Ends a ticket that was claimed; of several calls one gets the segment.
+    /// Ends a ticket whose parcel was sent; of several calls one gets the segment.
     pub(crate) fn acknowledge(&self, ticket: Ticket, process: ProcessId) -> Option<SegmentId> {
-        let ended = self.open.remove_if(&ticket, |_, entry| entry.process == process && entry.claims > 0);
+        let ended = self.open.remove_if(&ticket, |_, entry| entry.process == process && entry.sent > 0);
         ended.map(|(_, entry)| entry.segment)
     }
 
@@ -118,8 +123,11 @@ mod tests {
     fn a_claim_repeats_until_it_is_acknowledged() {
         let (tickets, ticket) = issued();
         assert_eq!(tickets.acknowledge(ticket, OWNER), None, "nothing was claimed yet");
-        assert_eq!(tickets.claim(ticket, OWNER).map(|c| (c.segment, c.count)), Some((SEGMENT, 1)));
-        assert_eq!(tickets.claim(ticket, OWNER).map(|c| c.count), Some(2));
+        assert_eq!(tickets.claim(ticket, OWNER).map(|c| c.segment), Some(SEGMENT));
+        assert_eq!(tickets.acknowledge(ticket, OWNER), None, "nothing was sent yet");
+        assert_eq!(tickets.sent(ticket), Some(1));
+        assert!(tickets.claim(ticket, OWNER).is_some());
+        assert_eq!(tickets.sent(ticket), Some(2));
         assert_eq!(tickets.acknowledge(ticket, OWNER), Some(SEGMENT));
         assert_eq!(tickets.acknowledge(ticket, OWNER), None);
         assert!(tickets.claim(ticket, OWNER).is_none());
@@ -140,6 +148,7 @@ mod tests {
         assert!(tickets.claim(ticket, OWNER).is_some());
         tickets.void(ticket);
         assert!(tickets.claim(ticket, OWNER).is_none());
+        assert_eq!(tickets.sent(ticket), None);
         assert_eq!(tickets.acknowledge(ticket, OWNER), None);
     }
 
@@ -147,7 +156,7 @@ mod tests {
     fn of_many_threads_one_ends_it() {
         let (tickets, ticket) = issued();
         let ended = AtomicU32::new(0);
-        tickets.claim(ticket, OWNER).expect("open");
+        tickets.sent(ticket).expect("open");
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

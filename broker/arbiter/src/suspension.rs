@@ -240,11 +240,16 @@ impl Arbiter {
         let late = self.leases[&lease].residence.undrained.iter().map(|late| self.process(*late));
         let who: Vec<String> =
             late.map(|late| format!("{} (pid {})", late.peer.program, late.peer.pid)).collect();
-        if who.is_empty() {
+        let unclaimed = |id: &SegmentId| matches!(self.segments[id].state, State::Live(Claim::Unclaimed));
+        let why = if !who.is_empty() {
+            format!("{} did not drain in time", who.join(", "))
+        } else if self.leases[&lease].segments.iter().any(unclaimed) {
+            "a segment was not fetched by who asked for it".to_owned()
+        } else {
             // They did what was asked of them: it may be asked of them again.
-            return self.call_off(lease, "a segment was still being made or handed over");
-        }
-        self.stay(lease, &format!("{} did not drain in time", who.join(", ")));
+            return self.call_off(lease, "a segment was still being made");
+        };
+        self.stay(lease, &why);
         self.terminate_if_due(lease);
     }
 

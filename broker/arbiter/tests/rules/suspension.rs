@@ -175,6 +175,29 @@ fn who_does_not_drain_in_time_stays_and_is_left_alone_for_longer_each_time() {
     assert!(desk.snapshot().waiting.iter().all(|view| view.id != ask), "it was granted");
 }
 
+/// A tenant that never fetches what it took would be spared for ever, and its gate closed all the time.
+#[test]
+fn who_does_not_fetch_a_segment_is_left_alone_as_who_does_not_drain() {
+    let mut desk = Desk::movable(100, 200);
+    let client = desk.client(1);
+    let lease = desk.lease(client, want(60));
+    let unclaimed = desk.segment(client, lease, 40);
+    desk.pass(30);
+    desk.idle(client, lease);
+    let other = desk.client(2);
+    desk.queue(other, want(80));
+    desk.drained(client, lease);
+    desk.pass(10);
+    assert_eq!(state(&desk, lease), LeaseState::Active, "it was not fetched in the time to drain");
+    desk.pass(59);
+    assert_eq!(state(&desk, lease), LeaseState::Active, "it is left alone for a while");
+    desk.pass(1);
+    assert_eq!(state(&desk, lease), LeaseState::Suspending);
+    desk.tell(Event::Claimed { segment: unclaimed });
+    desk.leave(client, lease, &[unclaimed]);
+    assert_eq!(desk.granted(), [2]);
+}
+
 #[test]
 fn a_swap_that_fails_half_way_brings_back_what_is_out_before_all_others() {
     let (mut desk, client, lease, segments) = idler();
