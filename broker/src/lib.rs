@@ -37,6 +37,7 @@ mod text;
 mod tickets;
 mod users;
 pub mod witness;
+mod worker;
 
 pub use daemon::{Daemon, Running, StartError};
 pub use device::choice::DeviceChoice;

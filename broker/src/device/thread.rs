@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpulease_words::{Bytes, DeviceId, SegmentId};
+
+use crate::worker::Worker;
 
 use super::{Completion, Device, Done, HandleKind, Order, Proof};
 
@@ -24,7 +25,7 @@ const OVERDUE_LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct OwnerThread {
     orders: Option<Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Worker>,
 }
 
 impl OwnerThread {
@@ -41,8 +42,7 @@ impl OwnerThread {
         let report = Box::new(move |done| report(Completion { device: id, done }));
         let (pending, tend, kept) = (BTreeMap::new(), None, None);
         let owner = Owner { device: Health::Sound(device), pending, tend, kept, report };
-        let thread =
-            std::thread::Builder::new().name(format!("device-{id}")).spawn(move || owner.run(&inbox))?;
+        let thread = Worker::start(format!("device-{id}"), move || owner.run(&inbox))?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 
@@ -57,7 +57,7 @@ impl Drop for OwnerThread {
     fn drop(&mut self) {
         drop(self.orders.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            thread.end();
         }
     }
 }

@@ -52,7 +52,10 @@ impl Driver {
             News::SwappedOut(segment) => Event::SwappedOut { session, lease, segment },
             News::SwapFailed(why) => Event::SwapFailed { session, lease, why },
             News::Restored(segment) => {
-                self.segments.restored(segment);
+                // Of this lease: a member of another one has no say in it.
+                if self.segments.get(segment).is_some_and(|known| known.lease == lease) {
+                    self.segments.restored(segment);
+                }
                 Event::Restored { session, lease, segment }
             }
             News::Guards(idleness) => Event::Idle { session, lease, idleness },

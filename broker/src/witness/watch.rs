@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpulease_words::{Bytes, DeviceId, Pid, ProcessId};
@@ -13,6 +12,7 @@ use super::book::{Account, account};
 use super::unsettled::{SETTLES, Unsettled};
 use super::{Card, Cards, ProcessUse, Reading, Roster, Stranger, Testimony, Watched, people};
 use crate::device::Made;
+use crate::worker::Worker;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// How often in between it is asked how much is used, which costs a tenth of asking who uses it: where that changed,
@@ -27,7 +27,7 @@ const SOON_MAX: u32 = 20;
 #[derive(Debug)]
 pub struct Witness {
     asks: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Worker>,
 }
 
 impl Witness {
@@ -44,7 +44,7 @@ impl Witness {
         let (asks, inbox) = channel();
         let sights = watched.into_iter().map(|watched| Sight::new(cards, watched)).collect();
         let mut look = Look { sights, members, tell };
-        let thread = std::thread::Builder::new().name("witness".into()).spawn(move || look.run(&inbox))?;
+        let thread = Worker::start("witness".to_owned(), move || look.run(&inbox))?;
         Ok(Self { asks: Some(asks), thread: Some(thread) })
     }
 
@@ -60,7 +60,7 @@ impl Drop for Witness {
     fn drop(&mut self) {
         drop(self.asks.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            thread.end();
         }
     }
 }
