@@ -38,7 +38,8 @@ const CROSSINGS: u32 = 5;
 ///
 /// Within the lease's reserve it is never refused for want of room. Above it, up to the limit, it
 /// waits for room without end where nothing else is said, but is refused at once as `would_deadlock`
-/// while any thread of this process is inside a guard: the room could be this process's own.
+/// while any thread of this process is inside a guard: the room could be this process's own. What the lease
+/// has given back and the device has not proven free yet is waited for in any case.
 #[derive(Debug)]
 #[must_use = "an ask is put by `allocate`"]
 pub struct Allocation<'l> {

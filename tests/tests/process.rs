@@ -2,6 +2,7 @@
 //! behind them.
 
 mod crowd;
+mod growing;
 mod holding;
 mod hostile;
 mod isolation;

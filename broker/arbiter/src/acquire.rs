@@ -65,7 +65,7 @@ impl Arbiter {
         let (id, uid) = (ask.id, self.process(ask.process).peer.uid);
         self.users.entry(uid).or_default().asks += 1;
         self.process_mut(ask.process).asks.insert(id);
-        if ask.stage == Stage::InLine {
+        if matches!(ask.stage, Stage::InLine | Stage::AtLimit) {
             self.set_ask_timers(&ask);
         }
         self.line.join(ask, &mut self.accounts);

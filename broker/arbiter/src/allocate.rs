@@ -6,13 +6,15 @@
 //! line. If those bytes turn out to be quarantined, or the reserve is lowered, it is growth after all.
 //!
 //! Above the reserve it is growth: what is set aside is used first, the rest comes out of what is
-//! free, by the rules of the line.
+//! free, by the rules of the line. Where only the lease's own draining bytes keep it above the lease's
+//! limit, it stands aside until those are back. And who would not wait, or may not, is refused only
+//! when his own lease gets nothing back any more that could help.
 
 use gpulease_words::{AskId, Bytes, DeviceId, LeaseId, ProcessId, SegmentId, SessionId};
 
 use crate::acquire::deadline;
 use crate::lease::Lease;
-use crate::ledger::{Bucket, minus};
+use crate::ledger::{Bucket, minus, plus};
 use crate::line::ask::{Ask, Right, Seniority, Stage, Want};
 use crate::line::shape::Shape;
 use crate::segment::{Segment, State};
@@ -85,39 +87,64 @@ impl Arbiter {
         wanted: Wanted,
     ) -> Result<(), Denial> {
         let lease = &self.leases[&wanted.lease];
-        within_lease(lease, &wanted)?;
+        let stage = match within_lease(lease, &wanted)? {
+            Fits::Now => Stage::InLine,
+            Fits::OnceDrained => Stage::AtLimit,
+        };
         lease.active()?;
         if lease.is_overdue() {
             return Err(Denial::Overdue);
         }
         self.could_ever_grow(lease, process, &wanted)?;
         self.bounded(self.process(process).peer.uid)?;
-        let id = self.wait_for_segment(request, session, process, wanted, Stage::InLine)?;
+        let id = self.wait_for_segment(request, session, process, wanted, stage)?;
         self.promote(id);
+        self.hasty.push(id);
         self.settle();
-        if let Some(denial) = self.impatience(id, &wanted) {
-            self.refuse_ask(id, denial);
-        }
         Ok(())
     }
 
-    /// Why an ask that was not granted at once must not wait, if it must not.
-    pub(crate) fn impatience(&self, id: AskId, wanted: &Wanted) -> Option<Denial> {
-        let ask = self.line.asks.get(&id)?;
-        match (wanted.patience, wanted.guard) {
-            (Patience::None, _) => Some(self.obstacle(ask).denial()),
-            (Patience::AtMost(_) | Patience::Endless, Guard::Inside) => {
-                Some(Denial::WouldDeadlock { asked: wanted.bytes })
+    /// Refuses growth that must not wait any longer. Whether there was any.
+    pub(crate) fn turn_away(&mut self) -> Refused {
+        let mut refused = Refused::Nobody;
+        for id in std::mem::take(&mut self.hasty) {
+            if let Some(denial) = self.impatience(id) {
+                self.refuse_ask(id, denial);
+                refused = Refused::Somebody;
             }
-            (Patience::AtMost(_) | Patience::Endless, Guard::Outside) => None,
+        }
+        refused
+    }
+
+    /// Why growth that was not granted must not wait, if it must not. For what its own lease gets back it waits
+    /// whatever its patience and its guard: that takes the device alone, and ends.
+    pub(crate) fn impatience(&self, id: AskId) -> Option<Denial> {
+        let ask = self.line.asks.get(&id).filter(|ask| ask.stage != Stage::AtLimit)?;
+        let Want::Segment(wanted) = &ask.want else {
+            return None;
+        };
+        if wanted.patience != Patience::None && wanted.guard == Guard::Outside {
+            return None;
+        }
+        let lease = &self.leases[&wanted.lease];
+        if let Err(denial) = within_lease(lease, wanted) {
+            return Some(denial);
+        }
+        let (obstacle, draining) = (self.obstacle(ask), lease.share(wanted.device).charge.draining);
+        if !draining.is_zero() && obstacle.short_by <= draining {
+            return None;
+        }
+        match wanted.patience {
+            Patience::None => Some(obstacle.denial()),
+            Patience::AtMost(_) | Patience::Endless => Some(Denial::WouldDeadlock { asked: wanted.bytes }),
         }
     }
 
-    /// Whether the growth would fit if no other lease were there.
+    /// Whether the growth would fit if no other lease were there and nothing of its own drained.
     fn could_ever_grow(&self, lease: &Lease, process: ProcessId, wanted: &Wanted) -> Result<(), Denial> {
         let share = lease.share(wanted.device);
-        let more = share.beyond(wanted.bytes);
-        let charged = lease.charge().total();
+        let more = share.once_drained(lease.reserve).beyond(wanted.bytes);
+        let charged = lease.charge_once_drained();
         self.within_limits(lease.account, charged.saturating_add(more), 1, Bytes::ZERO)?;
         let overhead = self.overhead_alone(process, wanted.device);
         let room = self.ledger.book(wanted.device).capacity.saturating_sub(overhead);
@@ -151,7 +178,7 @@ impl Arbiter {
             barrier_at: self.now.plus(self.accounts.max_wait(account, &self.policy)),
             deadline: match stage {
                 Stage::OwnDrain | Stage::Leaving => None,
-                Stage::InLine | Stage::Barrier { .. } => deadline(wanted.patience, self.now),
+                Stage::InLine | Stage::AtLimit | Stage::Barrier { .. } => deadline(wanted.patience, self.now),
             },
             shape: self.line.shapes.enter(Shape::growth(wanted.device, self.growth_hold(wanted.lease))),
             amount,
@@ -189,8 +216,10 @@ impl Arbiter {
     /// The line grants growth. What the lease may have has to be looked at again: it may have grown meanwhile.
     pub(crate) fn grant_segment(&mut self, ask: &Ask, wanted: Wanted) {
         let request = ask.request.expect("an ask for a segment leaves with its asker");
-        let granted = within_lease(&self.leases[&wanted.lease], &wanted)
-            .and_then(|()| self.make(Some(request), ask.process, &wanted));
+        let granted = within_lease(&self.leases[&wanted.lease], &wanted).and_then(|fits| {
+            assert!(fits == Fits::Now, "{} is granted before its lease's own bytes are back", ask.id);
+            self.make(Some(request), ask.process, &wanted)
+        });
         if let Err(denial) = granted {
             self.deny(request, denial);
         }
@@ -311,8 +340,8 @@ impl Arbiter {
     pub(crate) fn stop_growth(&mut self, lease: LeaseId, reach: Reach, denial: &Denial) {
         // The youngest first: an older one that leaves would let a younger one pass.
         for id in self.leases[&lease].growing.clone().into_iter().rev() {
-            let spared = reach == Reach::BeyondReserve && self.line.get(id).stage == Stage::OwnDrain;
-            if !spared && self.line.asks.contains_key(&id) {
+            let Some(ask) = self.line.asks.get(&id) else { continue };
+            if reach == Reach::All || ask.stage != Stage::OwnDrain {
                 self.refuse_ask(id, denial.clone());
             }
         }
@@ -328,12 +357,34 @@ pub(crate) enum Reach {
     BeyondReserve,
 }
 
+/// Whether anybody was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Nobody,
+    Somebody,
+}
+
+/// When a lease's own limit allows something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fits {
+    Now,
+    /// Once what drains of the lease is back.
+    OnceDrained,
+}
+
 /// # Errors
-/// `BeyondLease` where the lease's own limit is in the way.
-pub(crate) fn within_lease(lease: &Lease, wanted: &Wanted) -> Result<(), Denial> {
-    let held = lease.share(wanted.device).charge.in_segments();
-    if held.checked_add(wanted.bytes).is_some_and(|sum| sum <= lease.limit) {
-        return Ok(());
+/// `BeyondLease` where the lease's own limit is in the way, whatever comes back to it.
+pub(crate) fn within_lease(lease: &Lease, wanted: &Wanted) -> Result<Fits, Denial> {
+    let share = lease.share(wanted.device);
+    let beside = |there: Bytes| there.checked_add(wanted.bytes).is_some_and(|sum| sum <= lease.limit);
+    let kept = plus(share.charge.held, share.charge.quarantined);
+    // What was promised will be held, and comes out of what drains first.
+    let held = plus(kept, share.promised);
+    if beside(held.max(plus(kept, share.charge.draining))) {
+        return Ok(Fits::Now);
+    }
+    if beside(held) {
+        return Ok(Fits::OnceDrained);
     }
     Err(Denial::BeyondLease { limit: lease.limit, held, asked: wanted.bytes })
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use gpulease_words::{AskId, LeaseId, ProcessId, SegmentId, SessionId, Uid};
 
 use crate::accounts::Accounts;
+use crate::allocate::Refused;
 use crate::holders::Holders;
 use crate::lease::Lease;
 use crate::ledger::Ledger;
@@ -83,6 +84,8 @@ pub struct Arbiter {
     pub(crate) segments: BTreeMap<SegmentId, Segment>,
     /// The asks for segments that wait, by whom to answer.
     pub(crate) waiting: BTreeMap<RequestId, AskId>,
+    /// Growth to be looked at once all that can be granted is: whether it may wait.
+    pub(crate) hasty: Vec<AskId>,
     /// The segments that are being made, by whom to answer.
     pub(crate) creating: BTreeMap<RequestId, SegmentId>,
     /// The leases that are waited for, by whom to answer.
@@ -125,6 +128,7 @@ impl Arbiter {
             leases: BTreeMap::new(),
             segments: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            hasty: Vec::new(),
             creating: BTreeMap::new(),
             resuming: BTreeMap::new(),
             moving: BTreeSet::new(),
@@ -294,6 +298,7 @@ impl Arbiter {
             match next {
                 Some((ask, devices)) => self.grant(ask, &devices),
                 None if self.pour() == Poured::Something => {}
+                None if self.turn_away() == Refused::Somebody => {}
                 None => break,
             }
         }

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpulease_words::{Bytes, DeviceId, LeaseId};
 
+use crate::allocate::{Fits, within_lease};
 use crate::lease::Lease;
 use crate::ledger::Charge;
+use crate::line::ask::Stage;
 use crate::process::Named;
 use crate::segment::State;
 use crate::{Arbiter, LeaseState, Why};
@@ -71,11 +73,11 @@ impl Arbiter {
             assert!(share.waits.is_subset(&lease.growing));
             for id in lease.growing.difference(&share.waits).filter(|id| self.wanted(**id).device == *device)
             {
-                assert_eq!(
-                    self.line.asks[id].amount,
-                    share.beyond(self.wanted(*id).bytes),
-                    "what {id} takes of free"
-                );
+                let (ask, wanted) = (&self.line.asks[id], self.wanted(*id));
+                assert_eq!(ask.amount, share.beyond(wanted.bytes), "what {id} takes of free");
+                let drains = within_lease(lease, &wanted) == Ok(Fits::OnceDrained);
+                assert_eq!(ask.stage == Stage::AtLimit, drains, "{id} stands aside for its lease's limit");
+                assert_eq!(self.impatience(*id), None, "{id} waits");
             }
             let contexts =
                 lease.members.iter().filter_map(|member| self.processes[member].contexts.get(device));

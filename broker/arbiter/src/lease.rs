@@ -172,6 +172,14 @@ impl Share {
         bytes.saturating_sub(self.spare())
     }
 
+    /// As it stands once all that drains is back.
+    pub(crate) fn once_drained(&self, reserve: Bytes) -> Self {
+        let mut after = self.clone();
+        after.charge.draining = Bytes::ZERO;
+        after.charge.set_aside = after.owed(reserve);
+        after
+    }
+
     /// Whether `bytes` more fit the reserve, once what drains is back.
     pub(crate) fn is_within(&self, reserve: Bytes, bytes: Bytes) -> bool {
         let [held, stuck, promised] = [self.charge.held, self.charge.quarantined, self.promised];
@@ -375,6 +383,11 @@ impl Lease {
         let mut sum = Charge::default();
         self.shares.values().for_each(|share| sum.add(&share.charge));
         sum
+    }
+
+    /// What it is charged over all devices once all that drains is back.
+    pub(crate) fn charge_once_drained(&self) -> Bytes {
+        self.shares.values().map(|share| share.once_drained(self.reserve).charge.total()).sum()
     }
 
     pub(crate) fn share(&self, device: DeviceId) -> &Share {

@@ -145,14 +145,14 @@ impl Line {
         !ask.amount.is_zero() || !self.shape_of(ask).extra.is_empty()
     }
 
-    /// The ask leaves the line and waits aside, until its lease is away.
-    pub(crate) fn wait_aside(&mut self, id: AskId, accounts: &mut Accounts) {
+    /// The ask leaves the line and waits aside, for this.
+    pub(crate) fn wait_aside(&mut self, id: AskId, stage: Stage, accounts: &mut Accounts) {
         self.retreat(id, accounts);
         let ask = self.get(id).clone();
         if ask.is_in_roster() {
             self.strike(&ask, accounts);
         }
-        self.get_mut(id).stage = Stage::Leaving;
+        self.get_mut(id).stage = stage;
     }
 
     /// An ask that waited aside stands in the line.
@@ -257,14 +257,14 @@ impl Line {
 
     /// The asks in the order in which the line would serve them.
     pub(crate) fn in_order(&self) -> Vec<AskId> {
-        let own_drain = self.asks.values().filter(|ask| match ask.stage {
-            Stage::OwnDrain | Stage::Leaving => true,
+        let aside = self.asks.values().filter(|ask| match ask.stage {
+            Stage::OwnDrain | Stage::AtLimit | Stage::Leaving => true,
             Stage::InLine | Stage::Barrier { .. } => false,
         });
         let mut barriers: Vec<Turn> =
             self.asks.values().filter(|ask| ask.post().is_some()).map(Ask::turn).collect();
         barriers.sort_unstable();
-        let mut order: Vec<AskId> = own_drain.map(|ask| ask.id).collect();
+        let mut order: Vec<AskId> = aside.map(|ask| ask.id).collect();
         order.extend(barriers.into_iter().map(|turn| turn.ask));
         self.walk_below(NodeId::HOST, &mut order);
         order

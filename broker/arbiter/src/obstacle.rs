@@ -47,6 +47,11 @@ impl Arbiter {
             let aside = self.leases[&wanted.lease].share(wanted.device).charge.set_aside;
             return on_device(Reason::Draining, wanted.device, wanted.bytes, aside);
         }
+        if let (Stage::AtLimit, Want::Segment(wanted)) = (&ask.stage, &ask.want) {
+            let of = &self.leases[&wanted.lease];
+            let left = of.limit.saturating_sub(of.share(wanted.device).charge.in_segments());
+            return on_device(Reason::Draining, wanted.device, wanted.bytes, left);
+        }
         let needs = self.needs(ask);
         if ask.stage == Stage::Leaving {
             return on_device(Reason::Suspended, needs[0].0, needs[0].1, Bytes::ZERO);
@@ -82,7 +87,7 @@ impl Arbiter {
     fn needs(&self, ask: &Ask) -> Vec<(DeviceId, Bytes)> {
         match &ask.stage {
             Stage::Barrier { needs, .. } => needs.clone(),
-            Stage::InLine | Stage::OwnDrain | Stage::Leaving => {
+            Stage::InLine | Stage::OwnDrain | Stage::AtLimit | Stage::Leaving => {
                 self.line.least_missing(ask, None, &self.accounts, &self.ledger)
             }
         }

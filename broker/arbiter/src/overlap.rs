@@ -123,7 +123,7 @@ impl Arbiter {
             let here = devices.iter().any(|device| of.shares.contains_key(device));
             if let Some(ask) = of.residence.ask.filter(|_| begun && here) {
                 self.demote(ask);
-                self.line.wait_aside(ask, &mut self.accounts);
+                self.line.wait_aside(ask, Stage::Leaving, &mut self.accounts);
                 self.line.get_mut(ask).right = Right::Lent;
                 self.lease_mut(other).residence.receding = Receding::Wanted;
                 self.move_on(other);

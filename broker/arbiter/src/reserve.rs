@@ -3,10 +3,10 @@
 use gpulease_words::{AskId, DeviceId, LeaseId, ProcessId, SessionId};
 
 use crate::acquire::deadline;
-use crate::allocate::{Wanted, within_lease};
+use crate::allocate::{Fits, Wanted, within_lease};
 use crate::lease::{Lease, Share};
 use crate::ledger::{minus, plus};
-use crate::line::ask::{Ask, Stage};
+use crate::line::ask::Stage;
 use crate::line::shape::Shape;
 use crate::{Arbiter, Denial, RequestId};
 
@@ -75,25 +75,16 @@ impl Arbiter {
         self.line.enroll(id, &mut self.accounts);
         self.promote(id);
         self.set_ask_timers(&ask);
-        if let Some(denial) = self.no_growth(&ask, &wanted) {
-            self.refuse_ask(id, denial);
-        }
-    }
-
-    /// Why an allocation that turned into growth is refused at once, if it is.
-    fn no_growth(&self, ask: &Ask, wanted: &Wanted) -> Option<Denial> {
         let lease = &self.leases[&wanted.lease];
-        if let Err(denial) = within_lease(lease, wanted) {
-            return Some(denial);
+        if let Err(denial) = within_lease(lease, &wanted) {
+            self.refuse_ask(id, denial);
+        } else if lease.is_overdue() {
+            self.refuse_ask(id, Denial::Overdue);
         }
-        if lease.is_overdue() {
-            return Some(Denial::Overdue);
-        }
-        let waits = self.line.placement(ask, &self.accounts, &self.ledger).is_none();
-        if waits { self.impatience(ask.id, wanted) } else { None }
     }
 
-    /// The lease's asks for growth on the device take what it now lacks out of what is free.
+    /// The lease's asks for growth on the device take what it now lacks out of what is free, or stand aside until its
+    /// limit allows them.
     pub(crate) fn refit(&mut self, lease: LeaseId, device: DeviceId) {
         for id in self.leases[&lease].growing.clone() {
             let wanted = self.wanted(id);
@@ -101,8 +92,30 @@ impl Arbiter {
                 let amount = self.leases[&lease].share(device).beyond(wanted.bytes);
                 let shape = Shape::growth(device, self.growth_hold(lease));
                 self.reshape(id, shape, amount);
+                self.place_growth(id, &wanted);
             }
         }
+    }
+
+    fn place_growth(&mut self, id: AskId, wanted: &Wanted) {
+        let (of, stage) = (&self.leases[&wanted.lease], &self.line.get(id).stage);
+        match (stage, within_lease(of, wanted)) {
+            (Stage::OwnDrain, _) => return,
+            (Stage::AtLimit, Ok(Fits::Now)) => {
+                self.line.stand_in(id, &mut self.accounts, &self.ledger);
+                self.promote(id);
+            }
+            (Stage::AtLimit, Err(denial)) => return self.refuse_ask(id, denial),
+            (Stage::InLine | Stage::Barrier { .. }, Ok(Fits::OnceDrained)) => {
+                self.demote(id);
+                self.line.wait_aside(id, Stage::AtLimit, &mut self.accounts);
+            }
+            // What can't fit any more is refused in its turn.
+            (Stage::InLine | Stage::Barrier { .. }, Ok(Fits::Now) | Err(_))
+            | (Stage::AtLimit, Ok(Fits::OnceDrained)) => {}
+            (Stage::Leaving, _) => unreachable!("only a resume waits for its lease to leave"),
+        }
+        self.hasty.push(id);
     }
 }
 

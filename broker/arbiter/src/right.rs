@@ -22,7 +22,7 @@ impl Arbiter {
         let ask = self.line.get(id);
         let waits = match ask.stage {
             Stage::InLine | Stage::Barrier { .. } => true,
-            Stage::OwnDrain | Stage::Leaving => false,
+            Stage::OwnDrain | Stage::AtLimit | Stage::Leaving => false,
         };
         if !waits || !self.accounts.stores.bind() {
             return;

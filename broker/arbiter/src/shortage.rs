@@ -217,7 +217,9 @@ impl Arbiter {
             (Right::Returning, _) if began => Urgency::Barrier,
             (Right::Returning | Right::Guaranteed, _) => Urgency::Owed,
             (Right::Lent, Stage::Barrier { .. }) => Urgency::Barrier,
-            (Right::Lent, Stage::InLine | Stage::OwnDrain | Stage::Leaving) => Urgency::InLine,
+            (Right::Lent, Stage::InLine | Stage::OwnDrain | Stage::AtLimit | Stage::Leaving) => {
+                Urgency::InLine
+            }
         };
         Asker {
             ask: ask.id,

@@ -212,6 +212,7 @@ impl Storm {
 fn stage(ask: &Ask) -> &'static str {
     match ask.stage {
         Stage::OwnDrain => "own drain",
+        Stage::AtLimit => "at limit",
         Stage::Leaving => "leaving",
         Stage::InLine => "in line",
         Stage::Barrier { post: Post::Hopeless, .. } => "hopeless",

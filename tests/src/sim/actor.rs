@@ -315,7 +315,7 @@ impl Scene<'_> {
                 let made = self.model.segments.values().filter(|fact| making(fact)).map(|fact| fact.request);
                 let mine = self.model.asks.iter().filter(|ask| ask.peer.process == self.me);
                 let hopes = mine.filter(|ask| {
-                    matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
+                    matches!(ask.standing, Standing::Waiting | Standing::OwnDrain | Standing::AtLimit)
                         && matches!(ask.aim, Aim::Growth { .. })
                 });
                 let leases = self.model.standing_leases().flat_map(|(_, lease)| lease.resumers.iter());

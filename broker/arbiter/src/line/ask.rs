@@ -4,6 +4,7 @@
 //!   own drain ----------.   (within the reserve: it waits for its lease's own bytes, not in the line)
 //!   leaving -.           \  (a resume that came while the lease was still on its way out)
 //!             v           v
+//!   at limit <-> in line or barrier  (growth that its lease's limit allows once its own bytes are back)
 //!   in line ---max_wait, guarantee--> barrier: hopeless <-> parked at an account <-> collecting on its devices
 //!      \__________________________________\______________________\____________________\___> granted, denied, withdrawn
 //! ```
@@ -67,6 +68,8 @@ pub(crate) enum Post {
 pub(crate) enum Stage {
     /// It waits for bytes of its own lease's reserve that are on their way back.
     OwnDrain,
+    /// The limit of its own lease allows it once bytes of that are back which are on their way.
+    AtLimit,
     /// It wants back a lease that is still on its way out.
     Leaving,
     /// It waits its turn.
@@ -139,7 +142,7 @@ impl Ask {
     /// Whether the fair order may grant it.
     pub(crate) const fn is_in_roster(&self) -> bool {
         match self.stage {
-            Stage::OwnDrain | Stage::Leaving | Stage::Barrier { .. } => false,
+            Stage::OwnDrain | Stage::AtLimit | Stage::Leaving | Stage::Barrier { .. } => false,
             Stage::InLine => true,
         }
     }
@@ -152,7 +155,7 @@ impl Ask {
     /// What it needs on the devices that it is bound to.
     pub(crate) fn needs(&self) -> &[(DeviceId, Bytes)] {
         match &self.stage {
-            Stage::OwnDrain | Stage::Leaving | Stage::InLine => &[],
+            Stage::OwnDrain | Stage::AtLimit | Stage::Leaving | Stage::InLine => &[],
             Stage::Barrier { needs, .. } => needs,
         }
     }
@@ -160,7 +163,7 @@ impl Ask {
     /// Where it stands as a barrier.
     pub(crate) const fn post(&self) -> Option<Post> {
         match &self.stage {
-            Stage::OwnDrain | Stage::Leaving | Stage::InLine => None,
+            Stage::OwnDrain | Stage::AtLimit | Stage::Leaving | Stage::InLine => None,
             Stage::Barrier { post, .. } => Some(*post),
         }
     }
@@ -168,7 +171,7 @@ impl Ask {
     pub(crate) fn stand(&mut self, at: Post) {
         match &mut self.stage {
             Stage::Barrier { post, .. } => *post = at,
-            Stage::OwnDrain | Stage::Leaving | Stage::InLine => {
+            Stage::OwnDrain | Stage::AtLimit | Stage::Leaving | Stage::InLine => {
                 panic!("{} is {:?} and can't stand at {at:?}", self.id, self.stage)
             }
         }

@@ -6,6 +6,7 @@ mod barriers;
 mod books;
 mod desk;
 mod growth;
+mod growth_at_limit;
 mod guarantees;
 mod members;
 mod order;

@@ -109,13 +109,14 @@ impl Raw {
         Ok(String::new())
     }
 
-    /// `ask NAME RESERVE`, `standing NAME`, `granted NAME`, `drop-ask NAME`, `withdraw NUMBER`, `release NAME`,
+    /// `ask NAME RESERVE [LIMIT]`, `standing NAME`, `granted NAME`, `drop-ask NAME`, `withdraw NUMBER`, `release NAME`,
     /// `join NAME LEASE TOKEN`.
     async fn lease(&mut self, verb: &str, words: &[&str]) -> Said {
         match (verb, words) {
-            ("ask", [name, reserve]) => {
+            ("ask", [name, reserve, limit @ ..]) => {
                 self.names += 1;
-                let request = self.wire()?.ask(self.names, bytes(reserve)?, bytes(reserve)?);
+                let limit = bytes(limit.first().unwrap_or(reserve))?;
+                let request = self.wire()?.ask(self.names, bytes(reserve)?, limit);
                 let ask = self.wire()?.acquire(request).await?;
                 let said = told(&ask.0);
                 self.asks.insert((*name).to_owned(), ask);

@@ -4,7 +4,7 @@ use gpulease_arbiter::{Event, RequestId, SegmentKind};
 use gpulease_words::{Bytes, DeviceId, LeaseId, Reason, SessionId};
 
 use super::ledger::add;
-use super::{Aim, AskFact, Journey, Model, Standing, Verdict};
+use super::{Aim, AskFact, Journey, Model, SegmentState, Standing, Verdict};
 
 impl Model {
     pub(super) fn judge_allocate(&mut self, request: RequestId, event: &Event) -> Verdict {
@@ -29,6 +29,69 @@ impl Model {
         }
         self.asks.push(ask);
         Verdict::InLine
+    }
+
+    /// Growth that its lease's limit allows only once what drains of the lease is back stands aside; what it does not
+    /// allow any more then is refused.
+    pub(super) fn place_growth(&mut self) {
+        let growth: Vec<usize> = self.hoping().map(|(i, _)| i).collect();
+        for index in growth {
+            let Aim::Growth { lease, device, bytes, .. } = self.asks[index].aim else { continue };
+            let beyond = self.is_beyond(lease, device, bytes);
+            let full = self.is_full(lease, device, bytes);
+            match self.asks[index].standing {
+                Standing::Waiting if full && !beyond => {
+                    let ask = &mut self.asks[index];
+                    (ask.standing, ask.guaranteed) = (Standing::AtLimit, false);
+                }
+                Standing::AtLimit if beyond => self.leave(index, &[Reason::BeyondLease]),
+                Standing::AtLimit if !full => self.asks[index].standing = Standing::Waiting,
+                Standing::Waiting
+                | Standing::AtLimit
+                | Standing::OwnDrain
+                | Standing::Leaving
+                | Standing::Granted(_)
+                | Standing::Made(_)
+                | Standing::Left => {}
+            }
+        }
+    }
+
+    /// Whether bytes of its own lease are on their way back on the device where an ask wants more.
+    pub(super) fn gets_back(&self, ask: &AskFact) -> bool {
+        match ask.aim {
+            Aim::Growth { lease, device, .. } => !self.charge_on(lease, device).draining.is_zero(),
+            Aim::Lease { .. } | Aim::Resume { .. } => false,
+        }
+    }
+
+    /// Whether growth could be granted now if what drains of its own lease there were back.
+    pub(super) fn fits_once_drained(&self, index: usize) -> bool {
+        let Aim::Growth { lease, device, .. } = self.asks[index].aim else { return false };
+        if !self.gets_back(&self.asks[index]) {
+            return false;
+        }
+        let after = self.once_drained(lease, &[device]);
+        let (tally, ask) = (after.tally(), &after.asks[index]);
+        let kept = after.kept(&tally, |_| true);
+        let placed = match after.is_barrier(ask) {
+            true => after.barrier_placement(&tally, index),
+            false => after.placement(&tally, &kept, index),
+        };
+        placed.is_some()
+    }
+
+    /// The facts as they are once all that drains of a lease on these devices is back.
+    fn once_drained(&self, lease: LeaseId, devices: &[DeviceId]) -> Self {
+        let mut after = self.clone();
+        for segment in after.segments.values_mut() {
+            let doomed = segment.state == SegmentState::Creating && segment.doomed;
+            let here = segment.lease == lease && devices.contains(&segment.device);
+            if here && (doomed || segment.state == SegmentState::Draining) {
+                segment.state = SegmentState::Gone;
+            }
+        }
+        after
     }
 
     /// Whether so many bytes more fit the reserve, once what drains is back.
@@ -106,12 +169,13 @@ impl Model {
         if self.line_is_full(self.sessions[&session].peer.uid) {
             reasons.push(Reason::TooMany);
         }
-        let (charge, takes) = (self.charge_on(id, device), self.growth_takes(id, device, bytes));
+        let charge = self.charge_on(id, device);
         let kept = add(add(charge.held, charge.quarantined), self.context_alone(process, device));
         if self.device(device).is_some_and(|fact| bytes > fact.capacity.saturating_sub(kept)) {
             reasons.push(Reason::TooLarge);
         }
-        let alone = add(self.charge(id).total(), takes);
+        let after = self.once_drained(id, &fact.devices);
+        let alone = add(after.charge(id).total(), after.growth_takes(id, device, bytes));
         let over = |node: &super::Node| self.budget(node).limit.is_some_and(|limit| alone > limit);
         if self.path_of_lease(fact).iter().any(over) {
             reasons.push(Reason::OverBudget);
@@ -119,10 +183,17 @@ impl Model {
         reasons
     }
 
-    /// Whether so many bytes more are above the lease's own limit; what drains is there until it is proven free.
+    /// Whether so many bytes more are above the lease's own limit even once what drains is back.
     pub(super) fn is_beyond(&self, id: LeaseId, device: DeviceId, bytes: Bytes) -> bool {
         let charge = self.charge_on(id, device);
-        let there = add(charge.held, add(charge.draining, charge.quarantined));
+        let there = add(charge.held, add(self.promised(id, device), charge.quarantined));
         there.saturating_add(bytes) > self.leases[&id].limit
+    }
+
+    /// Whether they are now: what drains is there until it is proven free.
+    pub(super) fn is_full(&self, id: LeaseId, device: DeviceId, bytes: Bytes) -> bool {
+        let charge = self.charge_on(id, device);
+        let there = add(charge.held, add(charge.draining, charge.quarantined));
+        there.saturating_add(bytes) > self.leases[&id].limit || self.is_beyond(id, device, bytes)
     }
 }

@@ -47,7 +47,11 @@ impl Model {
         let stands = match self.asks[index].standing {
             Standing::Waiting => true,
             Standing::Granted(lease) => !self.leases[&lease].ended,
-            Standing::Made(_) | Standing::OwnDrain | Standing::Leaving | Standing::Left => false,
+            Standing::Made(_)
+            | Standing::OwnDrain
+            | Standing::AtLimit
+            | Standing::Leaving
+            | Standing::Left => false,
         };
         if stands && !same {
             return Some(Verdict::No(vec![Reason::Malformed]));
@@ -70,6 +74,7 @@ impl Model {
             Standing::Granted(_)
             | Standing::Made(_)
             | Standing::OwnDrain
+            | Standing::AtLimit
             | Standing::Leaving
             | Standing::Left => None,
         }
@@ -262,6 +267,7 @@ impl Model {
                 Standing::Granted(_)
                 | Standing::Made(_)
                 | Standing::OwnDrain
+                | Standing::AtLimit
                 | Standing::Leaving
                 | Standing::Left => {}
             }

@@ -56,6 +56,8 @@ pub(in crate::sim) enum Standing {
     Waiting,
     /// Within the reserve: for bytes of its own lease that are on their way back.
     OwnDrain,
+    /// Above the reserve: its lease's limit allows it once bytes of that are back which are on their way.
+    AtLimit,
     /// It wants back a lease that is still on its way out.
     Leaving,
     /// It became this lease.
@@ -140,6 +142,11 @@ impl LeaseFact {
 }
 
 impl AskFact {
+    /// Whether its process is inside a guard, so that it must not wait for others.
+    pub(in crate::sim) const fn is_inside(&self) -> bool {
+        matches!(self.aim, Aim::Growth { guard: Guard::Inside, .. })
+    }
+
     /// An ask that waits from now on, for whom nobody listens yet.
     pub(in crate::sim) const fn new(session: SessionId, peer: Peer, aim: Aim, now: Time) -> Self {
         Self {

@@ -93,7 +93,10 @@ impl Model {
     /// Asks that wait, in the line or for their own bytes.
     pub(super) fn hoping(&self) -> impl Iterator<Item = (usize, &super::AskFact)> {
         let hopes = |(_, ask): &(usize, &super::AskFact)| {
-            matches!(ask.standing, Standing::Waiting | Standing::OwnDrain | Standing::Leaving)
+            matches!(
+                ask.standing,
+                Standing::Waiting | Standing::OwnDrain | Standing::AtLimit | Standing::Leaving
+            )
         };
         self.asks.iter().enumerate().filter(hopes)
     }
@@ -156,7 +159,7 @@ impl Model {
     pub(in crate::sim) fn hear_time(&mut self, now: Time) {
         self.now = now;
         let over: Vec<usize> =
-            self.waiting().filter(|(_, ask)| self.patience_is_over(ask)).map(|(i, _)| i).collect();
+            self.aging().filter(|(_, ask)| self.patience_is_over(ask)).map(|(i, _)| i).collect();
         over.into_iter().for_each(|i| self.leave(i, &[Reason::WaitOver]));
         let grace = self.policy.unattended_grace;
         let alone: Vec<usize> = self
@@ -166,7 +169,7 @@ impl Model {
             .collect();
         alone.into_iter().for_each(|i| self.leave(i, &[]));
         let due: Vec<usize> =
-            self.waiting().filter(|(_, ask)| self.barrier_at(ask) <= now).map(|(i, _)| i).collect();
+            self.aging().filter(|(_, ask)| self.barrier_at(ask) <= now).map(|(i, _)| i).collect();
         for i in due {
             // Where guarantees change the order the arbiter shows who is a barrier, and the model when it may be.
             self.asks[i].risen |= !self.binds();
@@ -177,10 +180,18 @@ impl Model {
         self.hear_time_of_moves();
         self.end_unclaimed(now);
         self.drop_overdue_growth();
+        self.place_growth();
     }
 
+    /// Asks that become older: those that stand aside for what was promised to them, or for their lease, do not.
+    fn aging(&self) -> impl Iterator<Item = (usize, &super::AskFact)> {
+        self.hoping().filter(|(_, ask)| matches!(ask.standing, Standing::Waiting | Standing::AtLimit))
+    }
+
+    /// What would not wait at all is refused in the line, when its lease gets nothing back any more.
     fn patience_is_over(&self, ask: &super::AskFact) -> bool {
-        self.deadline(ask).is_some_and(|deadline| deadline <= self.now)
+        let waits = ask.patience != gpulease_arbiter::Patience::None;
+        waits && self.deadline(ask).is_some_and(|deadline| deadline <= self.now)
     }
 
     /// Leases granted to nobody's ear that nobody came for. Where the asker is gone, whom it admitted keeps the lease.
@@ -248,7 +259,7 @@ impl Model {
     pub(super) fn drop_overdue_growth(&mut self) {
         let overdue =
             |ask: &super::AskFact| matches!(ask.aim, Aim::Growth { lease, .. } if self.is_overdue(lease));
-        let hit: Vec<usize> = self.waiting().filter(|(_, ask)| overdue(ask)).map(|(i, _)| i).collect();
+        let hit: Vec<usize> = self.aging().filter(|(_, ask)| overdue(ask)).map(|(i, _)| i).collect();
         // Where it is to leave at the same time, either is a reason.
         hit.into_iter().for_each(|i| self.leave(i, &[Reason::Overdue, Reason::Suspended]));
     }

@@ -269,6 +269,7 @@ impl Model {
         };
         self.segments.insert(segment, fact);
         self.requests.get_mut(&request).expect("it asked").verdict = Verdict::Making;
+        self.place_growth();
         Ok(())
     }
 

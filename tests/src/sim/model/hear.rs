@@ -62,11 +62,13 @@ impl Model {
             }
             self.drop_overdue_growth();
             self.move_on();
+            self.place_growth();
             return Some(request);
         }
         self.hear_fact(event);
         self.drop_overdue_growth();
         self.move_on();
+        self.place_growth();
         None
     }
 
@@ -157,6 +159,7 @@ impl Model {
             Standing::Granted(_)
             | Standing::Made(_)
             | Standing::OwnDrain
+            | Standing::AtLimit
             | Standing::Leaving
             | Standing::Left => {}
         }
@@ -166,7 +169,7 @@ impl Model {
         self.hear_abandoned_resume(request);
         let growth = self.asks.iter().position(|ask| {
             ask.request == Some(request)
-                && matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
+                && matches!(ask.standing, Standing::Waiting | Standing::OwnDrain | Standing::AtLimit)
                 && matches!(ask.aim, super::Aim::Growth { .. })
         });
         if let Some(index) = growth {
@@ -282,7 +285,7 @@ impl Model {
             fact.lost = true;
         }
         let hit: Vec<usize> =
-            self.waiting().filter(|(_, ask)| self.can_never_be(ask)).map(|(i, _)| i).collect();
+            self.hoping().filter(|(_, ask)| self.can_never_be(ask)).map(|(i, _)| i).collect();
         hit.into_iter().for_each(|i| self.leave(i, &[]));
     }
 }

@@ -292,7 +292,7 @@ impl Model {
         let due = self.now.plus(patience);
         let lease = self.fact(id);
         lease.journey = Journey::Leaving { due };
-        self.refuse_growth(id, &[Standing::Waiting, Standing::OwnDrain]);
+        self.refuse_growth(id, &[Standing::Waiting, Standing::AtLimit, Standing::OwnDrain]);
     }
 
     pub(super) fn refuse_growth(&mut self, id: LeaseId, of: &[Standing]) {

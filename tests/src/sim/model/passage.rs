@@ -34,7 +34,7 @@ impl Model {
         self.may_be_suspended(id)?;
         let (undrained, deadline) = (self.holders(id), self.now.plus(self.policy.drain_deadline));
         self.fact(id).journey = Journey::Draining { undrained, deadline };
-        self.refuse_growth(id, &[Standing::Waiting]);
+        self.refuse_growth(id, &[Standing::Waiting, Standing::AtLimit]);
         self.move_on();
         Ok(())
     }

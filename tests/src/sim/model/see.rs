@@ -105,23 +105,26 @@ impl Model {
         let found = self.asks.iter().position(|ask| ask.request == Some(request));
         let index = found.ok_or_else(|| Broken(format!("{request:?} does not wait")))?;
         let ask = &self.asks[index];
-        let inside = matches!(ask.aim, Aim::Growth { guard: gpulease_arbiter::Guard::Inside, .. });
         let would_not_wait = ask.patience == Patience::None;
         let allowed = match denial.reason() {
             Reason::NoRoom | Reason::AccountLimit | Reason::TooMany if would_not_wait => true,
             Reason::NoRoom | Reason::AccountLimit | Reason::Draining | Reason::BehindOthers => would_not_wait,
             Reason::PinnedFull | Reason::ArenaFull | Reason::Recalled | Reason::Barrier => would_not_wait,
-            Reason::WouldDeadlock => inside,
+            Reason::WouldDeadlock => ask.is_inside(),
             Reason::TooMany => self.line_is_full(ask.peer.uid),
             _ => false,
         };
-        // Others of the lease may have grown meanwhile, so that its own limit is in the way by now.
+        // Others of the lease may have grown meanwhile, so that its own limit is in the way by now, whatever drains.
         let beyond = matches!(ask.aim, Aim::Growth { lease, device, bytes, .. } if self.is_beyond(lease, device, bytes));
         let beyond = beyond && denial.reason() == Reason::BeyondLease;
         ensure!(allowed || beyond, "{ask:?} stands in the line and is refused for {denial:?}");
         ensure!(
             beyond || self.next().is_none_or(|(i, _)| i != index),
             "{ask:?} can be granted now and is refused: {denial:?}"
+        );
+        ensure!(
+            beyond || !self.fits_once_drained(index),
+            "{ask:?} could be granted once its lease's own bytes are back, and is refused: {denial:?}"
         );
         self.asks[index].standing = Standing::Left;
         Ok(())

@@ -13,7 +13,7 @@ impl Model {
         let nameless = |ask: &&mut super::AskFact| {
             matches!(ask.aim, Aim::Growth { .. })
                 && ask.id.is_none()
-                && matches!(ask.standing, Standing::Waiting | Standing::OwnDrain)
+                && matches!(ask.standing, Standing::Waiting | Standing::OwnDrain | Standing::AtLimit)
         };
         let known: Vec<_> = self.asks.iter().filter_map(|ask| ask.id).collect();
         let fresh = growth.into_iter().filter(|view| !known.contains(&view.id));

@@ -178,7 +178,9 @@ impl Model {
     }
 
     fn compare_line(&self, after: &Snapshot, tally: &Tally) -> Result<(), Broken> {
-        let aside = |ask: &&AskFact| matches!(ask.standing, Standing::OwnDrain | Standing::Leaving);
+        let aside = |ask: &&AskFact| {
+            matches!(ask.standing, Standing::OwnDrain | Standing::AtLimit | Standing::Leaving)
+        };
         let own = self.asks.iter().filter(aside).count();
         let order = self.order(tally);
         ensure!(
@@ -212,8 +214,10 @@ impl Model {
     }
 
     fn compare_ask(&self, ask: &AskFact, view: &AskView) -> Result<(), Broken> {
+        let hasty = ask.patience == Patience::None || ask.is_inside();
+        ensure!(!hasty || self.gets_back(ask), "{} must not wait and waits: {ask:?}", view.id);
         let patience = match ask.patience {
-            Patience::None => return Err(Broken(format!("{} would not wait and waits", view.id))),
+            Patience::None => None,
             Patience::AtMost(_) | Patience::Endless => self.deadline(ask),
         };
         let due =
