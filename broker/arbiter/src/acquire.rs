@@ -155,8 +155,12 @@ impl Arbiter {
 
     pub(crate) fn patience_ends(&mut self, id: AskId) {
         let ask = self.line.get(id);
-        let denial =
-            Denial::WaitOver { waited: self.now.since(ask.since), short_by: self.obstacle(ask).short_by };
+        let (waited, obstacle) = (self.now.since(ask.since), self.obstacle(ask));
+        let denial = if let Denial::TooMany { account, max, .. } = obstacle.denial() {
+            Denial::StillTooMany { waited, account, max }
+        } else {
+            Denial::WaitOver { waited, short_by: obstacle.short_by }
+        };
         self.refuse_ask(id, denial);
     }
 
@@ -250,15 +254,16 @@ impl Arbiter {
         }
     }
 
-    /// The new lease is marked, and counted as what it is.
+    /// The new lease is marked, and counted as what it is; what may be pinned bounds it, where it stays.
     fn mark(&mut self, lease: LeaseId, ask: &Ask, how: Pinning) {
         let of = &self.leases[&lease];
         // It is charged by now: what is covered is all that is charged, this lease included.
         let devices: Vec<(DeviceId, Bytes)> = of.shares.keys().map(|device| (*device, Bytes::ZERO)).collect();
         let kept = ask.right == Right::Guaranteed && devices.iter().all(|(d, _)| ask.covers(*d));
         let right = if kept { Right::Guaranteed } else { self.right_of(of.account, &devices) };
+        let most = self.most_pinned(ask.process, of, how, right);
         let of = self.lease_mut(lease);
-        (of.pinning, of.right) = (how, right);
+        (of.pinning, of.right, of.limit) = (how, right, of.limit.min(most.max(of.reserve)));
         self.take_stock_everywhere(lease);
     }
 
@@ -334,13 +339,10 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Whether every account of the path may have one lease more.
+    /// Whether every account of the path may ever have a lease: one that has all it may have now is waited for.
     fn countable(&self, account: NodeId) -> Result<(), Denial> {
-        let full = self.accounts.path(account).find(|(_, node)| node.slots.left() == 0);
-        full.map_or(Ok(()), |(_, node)| {
-            let max = node.slots.limit().and_then(|max| u32::try_from(max).ok()).unwrap_or(u32::MAX);
-            Err(too_many("leases", node.key.to_string(), max))
-        })
+        let none = self.accounts.path(account).find(|(_, node)| node.slots.limit() == Some(0));
+        none.map_or(Ok(()), |(_, node)| Err(too_many("leases", node.key.to_string(), 0)))
     }
 }
 

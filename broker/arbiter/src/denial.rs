@@ -24,6 +24,8 @@ pub enum Denial {
     NoRoom { asked: Bytes, room: Bytes, device: DeviceId },
     /// The wait ran out.
     WaitOver { waited: Duration, short_by: Bytes },
+    /// The wait for a lease of the account to end ran out.
+    StillTooMany { waited: Duration, account: String, max: u32 },
     /// A bound of the broker or of an account on a count of things.
     TooMany { what: &'static str, account: String, max: u32 },
     /// Nothing of that id that the caller may use: the same answer for "none" and "not yours".
@@ -88,7 +90,7 @@ impl Denial {
             Self::TooLarge { .. } | Self::TooManyDevices { .. } => Reason::TooLarge,
             Self::BeyondLease { .. } => Reason::BeyondLease,
             Self::NoRoom { .. } => Reason::NoRoom,
-            Self::WaitOver { .. } => Reason::WaitOver,
+            Self::WaitOver { .. } | Self::StillTooMany { .. } => Reason::WaitOver,
             Self::TooMany { .. } | Self::OutOfIds => Reason::TooMany,
             Self::NoSuchLease => Reason::NoSuchLease,
             Self::NoSuchSegment => Reason::NoSuchSegment,
@@ -145,6 +147,7 @@ impl fmt::Display for Denial {
                 write!(f, "{asked} is asked for and device {device} has {room} to give now; wait for it, ask for less, or see with `gpulease` who has the rest")
             }
             Self::TooMany { what, account, max } => say_too_many(f, what, account, *max),
+            Self::StillTooMany { waited, account, max } => say_still_too_many(f, *waited, account, *max),
             Self::NoSuchLease => f.write_str("there is no such lease, or it is not yours; `gpulease` lists the leases"),
             Self::NoSuchSegment => f.write_str("the lease has no such segment; it may have been given back already"),
             Self::NoSuchDevice { device, devices } => write!(f, "there is no device {device} to use here; usable are {devices}"),
@@ -247,6 +250,14 @@ impl Denial {
         }
         None
     }
+}
+
+fn say_still_too_many(f: &mut fmt::Formatter<'_>, waited: Duration, account: &str, max: u32) -> fmt::Result {
+    let (waited, leases) = (DurationText(waited), if max == 1 { "lease" } else { "leases" });
+    write!(
+        f,
+        "after {waited} {account} still has all of the {max} {leases} that it may have at one time; wait longer, or end one"
+    )
 }
 
 /// A count at its bound, which may be none at all.

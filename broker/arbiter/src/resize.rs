@@ -37,9 +37,12 @@ impl Arbiter {
             let of = &self.leases[&lease];
             (of.account, of.shares.keys().copied().collect::<Vec<DeviceId>>())
         };
-        let limit = limit.min(self.most(process, account, &devices, reserve));
+        let most = self.most(process, account, &devices, reserve);
         let of = self.lease_mut(lease);
-        (of.reserve, of.limit, of.right) = (reserve, limit, right);
+        (of.reserve, of.right) = (reserve, right);
+        let of = &self.leases[&lease];
+        let most = most.min(self.most_pinned(process, of, of.pinning, right).max(reserve));
+        self.lease_mut(lease).limit = limit.min(most);
         self.take_stock_everywhere(lease);
         for device in devices {
             self.review(lease, device);

@@ -3,7 +3,9 @@
 use gpulease_words::{Bytes, DeviceId, ProcessId};
 
 use crate::accounts::NodeId;
+use crate::lease::Lease;
 use crate::ledger::Health;
+use crate::line::ask::Right;
 use crate::line::shape::Shape;
 use crate::{Arbiter, Denial, DeviceWish, Pinning, Terms};
 
@@ -142,6 +144,26 @@ impl Arbiter {
         let in_accounts = limits.map(|limit| Bytes::new(limit).saturating_sub(beside));
         let most = on_devices.chain(in_accounts).min().expect("a lease is on a device").round_down();
         most.max(reserve)
+    }
+
+    /// The most that the lease may hold on each of its devices by what may be pinned there, if it were held so by this
+    /// right and nothing else were leased: all that guarantees could cover, or what is pinned beside them.
+    pub(crate) fn most_pinned(&self, process: ProcessId, of: &Lease, how: Pinning, right: Right) -> Bytes {
+        if how == Pinning::Movable || !self.accounts.stores.bind() {
+            return Bytes::MAX;
+        }
+        let guarantee = self.accounts.coverable(of.account);
+        let most = |device: &DeviceId| {
+            let (_, may) = self.accounts.pinned_figures(*device, self.ledger.book(*device).capacity);
+            let context = self.overhead_alone(process, *device);
+            let pinned = match right {
+                // Of what a guarantee covers only growth counts as pinned.
+                Right::Guaranteed => of.reserve.saturating_add(may),
+                Right::Lent | Right::Returning => may.saturating_sub(context),
+            };
+            pinned.max(guarantee.saturating_sub(context))
+        };
+        of.shares.keys().map(most).min().expect("a lease is on a device").round_down()
     }
 
     /// What the process's context costs on the device, whichever lease is charged for it.

@@ -236,6 +236,7 @@ pub(super) fn with_names(denial: &Denial, names: &Names) -> Denial {
     | Denial::AccountFull { account, .. }
     | Denial::AccountDue { account, .. }
     | Denial::TooMany { account, .. }
+    | Denial::StillTooMany { account, .. }
     | Denial::GuaranteeOverParent { account, .. }
     | Denial::GuaranteeOverLimit { account, .. }
     | Denial::GuaranteeUncounted { account } = &mut denial

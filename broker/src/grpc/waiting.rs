@@ -85,13 +85,7 @@ pub(super) fn sentence(
             };
             format!("{short_by} are missing {place}{}{outside}", held_by(holders))
         }
-        Reason::AccountLimit => {
-            let account =
-                asked.account.as_deref().map_or("its account".into(), |path| account_path(path, names));
-            format!(
-                "{account} is at its limit, {short_by} over with this; it moves when that account gives something back"
-            )
-        }
+        Reason::AccountLimit => at_limit(view, asked, names),
         Reason::BehindOthers => {
             format!("there is room {place}, but {} before it in the line are due first", asks(position - 1))
         }
@@ -122,6 +116,24 @@ pub(super) fn sentence(
         }
         Reason::Suspended => "its lease is not on its devices, and comes back first".to_owned(),
         other => format!("it waits: {other}"),
+    }
+}
+
+/// The account that has all it may have: of bytes, or, where none of those are missing, of leases.
+fn at_limit(view: &View, asked: &AskView, names: &Names) -> String {
+    let path = asked.account.as_deref().unwrap_or_default();
+    let (account, short_by) = (account_path(path, names), asked.short_by);
+    let full = view.snapshot.accounts.iter().find(|view| view.path == path && short_by.is_zero());
+    match full.map(|view| (view.leases, view.leases_max.unwrap_or(view.leases))) {
+        Some((1, 1)) => {
+            format!("{account} has the one lease that it may have at one time; it moves when that ends")
+        }
+        Some((leases, most)) => format!(
+            "{account} has {leases} of at most {most} leases at one time; it moves when one of them ends"
+        ),
+        None => format!(
+            "{account} is at its limit, {short_by} over with this; it moves when that account gives something back"
+        ),
     }
 }
 

@@ -86,6 +86,9 @@ fn next_step(asked: &AskView, now: Time) -> Vec<String> {
 
 fn help(asked: &AskView) -> String {
     match asked.reason {
+        Reason::AccountLimit if asked.short_by.is_zero() => {
+            "it would help to end another lease of that account, or to ask the operator for a larger leases_max".to_owned()
+        }
         Reason::AccountLimit => {
             "it would help to release another lease of that account, or to ask the operator for a larger limit".to_owned()
         }

@@ -92,15 +92,14 @@ fn same(a: &Waiting, b: &Waiting) -> bool {
 
 /// `a3 waits as number 2: 3 GiB short (no_room); L7 resnet of alice has 8 GiB; waited 12s`.
 fn words(waiting: &Waiting, waited: Duration) -> String {
+    let (ask, position, waited) = (waiting.ask, waiting.position, DurationText(waited));
+    if waiting.short_by.is_zero() {
+        // It waits for something else than bytes.
+        return format!("{ask} waits as number {position}: {}; waited {waited}", printable(&waiting.message));
+    }
     let reason = waiting.reason.map_or_else(|| printable(&waiting.message), |reason| reason.word().into());
-    let holders = holders(&waiting.holders);
-    format!(
-        "{} waits as number {}: {} short ({reason}){holders}; waited {}",
-        waiting.ask,
-        waiting.position,
-        waiting.short_by,
-        DurationText(waited)
-    )
+    let (short_by, holders) = (waiting.short_by, holders(&waiting.holders));
+    format!("{ask} waits as number {position}: {short_by} short ({reason}){holders}; waited {waited}")
 }
 
 fn holders(holders: &[Holder]) -> String {
@@ -212,6 +211,11 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(", and 2 more; waited"), "{text}");
+        let full = Waiting { short_by: gib(0), message: "bob has the one lease".into(), ..waiting() };
+        assert_eq!(
+            words(&full, Duration::from_secs(1)),
+            "a3 waits as number 2: bob has the one lease; waited 1s"
+        );
     }
 
     #[test]

@@ -40,7 +40,7 @@ kinds! { occurrence_name, OCCURRENCES, Occurrence:
 }
 
 kinds! { denial_name, DENIALS, Denial:
-    OverBudget AccountFull TooLarge TooManyDevices BeyondLease NoRoom WaitOver TooMany NoSuchLease NoSuchSegment
+    OverBudget AccountFull TooLarge TooManyDevices BeyondLease NoRoom WaitOver StillTooMany TooMany NoSuchLease NoSuchSegment
     NoSuchDevice NoSuchSession Malformed WouldDeadlock Ending Overdue DeviceRefused DeviceLost Withdrawn EndedByOther
     OutOfIds NotAllowed AccountDue Suspended ArenaFull PinnedFull GuaranteesTooLarge GuaranteeOverParent
     GuaranteeOverLimit GuaranteeUncounted;

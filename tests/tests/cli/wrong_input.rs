@@ -244,9 +244,16 @@ fn an_account_that_is_full_now_is_75_and_one_that_never_allows_it_is_77() {
     expect(&line(&daemon, "run -m 10MiB -n small --no-wait -- true"), 77, &["over the limit of 8 MiB"]);
     let mut one = Running::start(&daemon, ["hold", "-m", "2MiB", "-n", "few"]);
     one.hear("gives it back");
-    expect(&line(&daemon, "run -m 2MiB -n few -- true"), 75, &["at most 1 lease at one time; end it first"]);
+    let at_once = line(&daemon, "run -m 2MiB -n few --no-wait -- true");
+    expect(&at_once, 75, &["at most 1 lease at one time; end it first"]);
+    let in_a_while = line(&daemon, "run -m 2MiB -n few --wait 200ms -- true");
+    expect(&in_a_while, 75, &["still has all of the 1 lease that it may have", "wait longer, or end one"]);
+    let mut next = Running::start(&daemon, ["run", "-m", "2MiB", "-n", "few", "--", "true"]);
+    next.hear("has the one lease that it may have at one time; it moves when that ends");
+    drop(one);
+    next.hear("granted");
     expect(&line(&daemon, "run -m 2MiB -n none -- true"), 77, &["may have no leases", "operator"]);
-    drop((held, one));
+    drop((held, next));
     until_empty(&daemon);
     daemon.stop();
 }

@@ -1,11 +1,12 @@
 //! Limits along the account path.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gpulease_arbiter::{Budget, Budgets, Denial};
 use gpulease_words::{Reason, Uid, mib};
 
-use crate::desk::{Answer, Ask, Desk, NOW, limit, want};
+use crate::desk::{Answer, Ask, Desk, NOW, limit, seconds, want};
 
 fn user_limit(of: u64) -> Budgets {
     Budgets { default_user: limit(of), ..Budgets::default() }
@@ -99,12 +100,40 @@ fn leases_are_counted_along_the_path() {
     desk.queue(b, want(700));
     desk.lease(b, want(2));
     let account = "group.lab".to_owned();
-    assert_eq!(desk.refused(a, want(2)), Denial::TooMany { what: "leases", account, max: 2 });
+    let many = Denial::TooMany { what: "leases", account, max: 2 };
+    assert_eq!(desk.refused(a, want(2).patient(NOW)), many);
     let segment = desk.segment(a, first, 2);
     desk.release(a, first);
     assert_eq!(desk.snapshot().waiting.len(), 1, "a lease counts until it is gone");
     desk.give_back(a, first, segment);
     assert!(desk.line().is_empty());
+}
+
+/// A job of an account that had all its leases was refused although it would have waited.
+#[test]
+fn who_waits_is_granted_when_a_lease_of_its_account_ends() {
+    let one = Budget { leases_max: Some(1), ..Budget::default() };
+    let none = Budget { leases_max: Some(0), ..Budget::default() };
+    let budgets =
+        Budgets { users: BTreeMap::from([(Uid::new(1), one), (Uid::new(3), none)]), ..Budgets::default() };
+    let mut desk = Desk::with_budgets(&[100], budgets);
+    let [mine, other, nobody] = [1, 2, 3].map(|uid| desk.client(uid));
+    let first = desk.lease(mine, want(10));
+    let [waits, later] = [want(20), want(30).patient(seconds(200))].map(|terms| desk.queue(mine, terms));
+    let view = desk.waiting(waits);
+    let why = (view.reason, view.short_by, view.account.as_deref(), view.at_latest);
+    assert_eq!(why, (Reason::AccountLimit, mib(0), Some("user.1"), None));
+    desk.pass(150);
+    assert_eq!(desk.why(later).0, Reason::AccountLimit);
+    desk.lease(other, want(90));
+    desk.pass(50);
+    let account = || "user.1".to_owned();
+    let over = Denial::StillTooMany { waited: Duration::from_secs(200), account: account(), max: 1 };
+    assert!(desk.answers.values().any(|answer| *answer == Answer::Denied(over.clone())), "{:?}", desk.said);
+    desk.release(mine, first);
+    assert_eq!(desk.why(waits), (Reason::NoRoom, 10), "the barrier has its place among the leases by now");
+    let never = Denial::TooMany { what: "leases", account: "user.3".to_owned(), max: 0 };
+    assert_eq!(desk.refused(nobody, want(2)), never, "one that may have none never gets one");
 }
 
 #[test]

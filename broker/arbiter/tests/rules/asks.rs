@@ -119,7 +119,7 @@ fn bounds_on_asks_and_leases_name_the_account() {
     for _ in 0..3 {
         desk.lease(one, want(2));
     }
-    assert_eq!(desk.refused(one, want(2)), what("leases", 3));
+    assert_eq!(desk.refused(one, want(2).patient(NOW)), what("leases", 3));
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn the_broker_has_bounds_of_its_own() {
     for _ in 0..2 {
         desk.lease(two, want(10));
     }
-    assert_eq!(desk.acquire(two, want(10)), refused("leases", "host", 2));
+    assert_eq!(desk.acquire(two, want(10).patient(NOW)), refused("leases", "host", 2));
 }
 
 #[test]

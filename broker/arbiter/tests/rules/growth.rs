@@ -204,26 +204,6 @@ fn own_bytes_that_can_not_be_proven_free_turn_the_wait_into_growth() {
     }
 }
 
-/// A limit is what the program takes for its whole card, so it is no more than it could ever get.
-#[test]
-fn a_limit_is_at_most_what_devices_and_budgets_could_give() {
-    let budgets = Budgets { default_user: limit(100), ..Budgets::default() };
-    let mut desk = Desk::with_budgets(&[1000, 80], budgets);
-    let client = desk.client(1);
-    let limit_of = |desk: &Desk, id| {
-        let snapshot = desk.snapshot();
-        snapshot.leases.iter().find(|lease| lease.id == id).map(|lease| lease.limit)
-    };
-    let one = desk.lease(client, want(10).on(&[0]).up_to(60_000_000));
-    assert_eq!(limit_of(&desk, one), Some(mib(100)), "its budget");
-    let small = desk.lease(client, want(10).on(&[1]).up_to(1000));
-    assert_eq!(limit_of(&desk, small), Some(mib(80)), "its device");
-    let both = desk.lease(client, want(30).on(&[0, 1]).up_to(1000));
-    assert_eq!(limit_of(&desk, both), Some(mib(70)), "its budget beside the other device's reserve");
-    let modest = desk.lease(client, want(10).on(&[0]).up_to(60));
-    assert_eq!(limit_of(&desk, modest), Some(mib(60)), "as asked");
-}
-
 #[test]
 fn growth_over_the_budget_is_refused_or_waits_for_the_account() {
     let budgets = Budgets { default_user: limit(100), ..Budgets::default() };

@@ -8,6 +8,7 @@ mod desk;
 mod growth;
 mod growth_at_limit;
 mod guarantees;
+mod limits;
 mod members;
 mod order;
 mod recall;

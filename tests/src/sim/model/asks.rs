@@ -110,12 +110,10 @@ impl Model {
         if self.binds() && !self.can_ever_be_held(ask, terms) {
             refusals.push(Reason::PinnedFull);
         }
-        let full = |node: &super::Node| {
-            let have =
-                self.standing_leases().filter(|(_, lease)| self.path_of_lease(lease).contains(node)).count();
-            self.leases_max(node).is_some_and(|max| have >= max as usize)
-        };
-        if self.line_is_full(ask.peer.uid) || self.path_of(ask).iter().any(full) {
+        if self.path_of(ask).iter().any(|node| self.leases_max(node) == Some(0)) {
+            refusals.push(Reason::OverBudget);
+        }
+        if self.line_is_full(ask.peer.uid) {
             refusals.push(Reason::TooMany);
         }
         refusals
@@ -184,6 +182,22 @@ impl Model {
             most = most.min(limit.get().saturating_sub(contexts + others));
         }
         Bytes::new(most >> 21 << 21).max(reserve)
+    }
+
+    /// The most that a lease could hold on each of its devices by what may be pinned there, if it stays where it is.
+    pub(super) fn most_pinned(&self, process: ProcessId, lease: &super::LeaseFact) -> Bytes {
+        if lease.movable || !self.binds() {
+            return Bytes::MAX;
+        }
+        let guarantee = self.coverable(lease.peer.uid, lease.peer.group.as_deref());
+        let mut most = u64::MAX;
+        for device in &lease.devices {
+            let (may, context) = (self.pinned_max(*device).get(), self.context_alone(process, *device).get());
+            let pinned =
+                if lease.guaranteed { lease.reserve.get() + may } else { may.saturating_sub(context) };
+            most = most.min(pinned.max(guarantee.get().saturating_sub(context)));
+        }
+        Bytes::new(most >> 21 << 21).max(lease.reserve)
     }
 
     pub(super) fn devices_wanted(terms: &Terms) -> usize {

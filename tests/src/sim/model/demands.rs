@@ -68,6 +68,11 @@ impl Model {
                 Reason::DeviceLost,
             ]);
         }
+        // What its guarantee does not cover any more counts as pinned altogether.
+        let lent = lease.guaranteed && more && self.binds() && !self.stays_covered(id, &takes);
+        let resized = LeaseFact { guaranteed: lease.guaranteed && !lent, ..after.leases[&id].clone() };
+        let most = self.most_pinned(self.sessions[&session].peer.process, &resized);
+        after.fact(id).limit = limit.min(most);
         let mut aside = after.set_aside_of(id);
         for (device, before) in self.set_aside_of(id) {
             aside.entry(device).and_modify(|bytes| *bytes = before.max(*bytes));

@@ -46,6 +46,9 @@ impl Model {
         let fact = self.leases.get_mut(&id).expect("it was just granted");
         (fact.movable, fact.guaranteed, fact.must_be_guaranteed) = (movable, guaranteed, must);
         fact.guaranteed_before = guaranteed;
+        let most = self.most_pinned(ask.peer.process, &self.leases[&id]);
+        let fact = self.leases.get_mut(&id).expect("it was just granted");
+        fact.limit = fact.limit.min(most);
         ensure!(
             !must || guaranteed,
             "I7: all that {id}'s account is charged is within its guarantee, and it is lent"

@@ -202,14 +202,9 @@ impl Model {
     }
 
     fn see_resized(&mut self, request: RequestId, lease: LeaseId) -> Result<(), Broken> {
-        let Event::Resize { session, reserve, limit, .. } =
-            self.agreed(request, |e| matches!(e, Event::Resize { .. }))?
-        else {
-            return Ok(());
-        };
-        let limit = self.limit_of(session, &self.leases[&lease], reserve, limit);
-        let fact = self.leases.get_mut(&lease).expect("it was judged");
-        (fact.reserve, fact.limit) = (reserve, limit);
+        let event = self.agreed(request, |e| matches!(e, Event::Resize { .. }))?;
+        let asked = matches!(event, Event::Resize { lease: asked, .. } if asked == lease);
+        ensure!(asked, "{lease} is resized, and {event:?} was asked");
         Ok(())
     }
 
