@@ -64,6 +64,9 @@ on_cards! {
         let part = overhead(&seen).expect("a moment ago it was there").saturating_sub(used);
         assert!(part <= mib(5), "{part} unlisted");
         assert_eq!(seen.strangers, Some(Vec::new()));
+        // Who comes after it was told is told, too.
+        scene.witness.tell_again();
+        scene.next(|t| overhead(t) == overhead(&seen));
         let outside = seen.off_book.expect("it is known").saturating_sub(idle.off_book.expect("it is known"));
         assert!(outside <= mib(11), "{outside} of a member's are off-book");
         member.must("free own");

@@ -16,6 +16,7 @@ use super::{Driver, LeaseRecord};
 use crate::credentials::Secret;
 use crate::device::{HandleKind, Order};
 use crate::liveness::Process;
+use crate::witness::Witness;
 
 impl Driver {
     pub(super) fn carry_out(&mut self, now: Time, effect: Effect) {
@@ -205,8 +206,10 @@ impl Driver {
     }
 
     fn keep_process(&mut self, process: &Arc<Process>) {
-        self.processes.insert(process.id(), process.clone());
+        let known = self.processes.insert(process.id(), process.clone());
         self.roster().insert(process.pid(), process.id());
+        // What was told of it while it had another session was forgotten with that.
+        self.witness.iter().filter(|_| known.is_none()).for_each(Witness::tell_again);
     }
 
     pub(super) fn drop_process(&mut self, id: ProcessId) {

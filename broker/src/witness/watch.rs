@@ -26,7 +26,7 @@ const SOON_MAX: u32 = 20;
 /// The running witness. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Witness {
-    asks: Option<Sender<()>>,
+    asks: Option<Sender<Ask>>,
     thread: Option<Worker>,
 }
 
@@ -50,9 +50,18 @@ impl Witness {
 
     /// Looks at once, as after a death.
     pub fn refresh_now(&self) {
+        self.ask(Ask::Look);
+    }
+
+    /// Looks at once and tells all that it sees: somebody came of whom it may have told before.
+    pub fn tell_again(&self) {
+        self.ask(Ask::TellAll);
+    }
+
+    fn ask(&self, ask: Ask) {
         let asks = self.asks.as_ref().expect("taken only by drop");
         // The thread ends only with this handle, or by a panic that the log shows.
-        let _ = asks.send(());
+        let _ = asks.send(ask);
     }
 }
 
@@ -63,6 +72,13 @@ impl Drop for Witness {
             thread.end();
         }
     }
+}
+
+/// What the thread is asked for between its looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ask {
+    Look,
+    TellAll,
 }
 
 struct Look<T> {
@@ -82,7 +98,7 @@ enum Seen {
 }
 
 impl<T: Fn(DeviceId, Testimony)> Look<T> {
-    fn run(&mut self, asks: &Receiver<()>) {
+    fn run(&mut self, asks: &Receiver<Ask>) {
         let mut soon = 0;
         loop {
             let in_motion = self.look_at_all() > 0;
@@ -99,14 +115,16 @@ impl<T: Fn(DeviceId, Testimony)> Look<T> {
     }
 
     /// Waits until it is time to look again; `None`: nobody will ask any more.
-    fn wait(&self, asks: &Receiver<()>, span: Duration) -> Option<()> {
+    fn wait(&mut self, asks: &Receiver<Ask>, span: Duration) -> Option<()> {
         let until = Instant::now() + span;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match asks.recv_timeout(left.min(GLANCE)) {
-                Ok(()) => {
+                Ok(ask) => {
                     // Asks that came together are one.
-                    while asks.try_recv().is_ok() {}
+                    if asks.try_iter().chain([ask]).collect::<Vec<_>>().contains(&Ask::TellAll) {
+                        self.sights.iter_mut().for_each(|sight| sight.repeat = Repeat::Once);
+                    }
                     return Some(());
                 }
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -134,12 +152,20 @@ impl<T: Fn(DeviceId, Testimony)> Look<T> {
     }
 }
 
+/// Whether what was told before is told again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeat {
+    No,
+    Once,
+}
+
 /// One card and what was last seen of it.
 struct Sight {
     watched: Watched,
     card: Result<Card, String>,
     reading: Option<Reading>,
     told: Option<Testimony>,
+    repeat: Repeat,
     /// Members that were missing at the last look.
     missed: BTreeSet<ProcessId>,
     unsettled: Unsettled,
@@ -151,7 +177,16 @@ impl Sight {
     fn new(cards: Cards, watched: Watched) -> Self {
         let card = cards.card(&watched.uuid);
         let (missed, unsettled) = Default::default();
-        Self { watched, card, reading: None, told: None, missed, unsettled, trouble: None }
+        Self {
+            watched,
+            card,
+            reading: None,
+            told: None,
+            repeat: Repeat::No,
+            missed,
+            unsettled,
+            trouble: None,
+        }
     }
 
     fn look(&mut self, members: &BTreeMap<Pid, ProcessId>) -> Seen {
@@ -166,7 +201,8 @@ impl Sight {
             Ok(_) => return Seen::InMotion,
             Err(trouble) => self.unknown(trouble),
         };
-        if self.told.as_ref() == Some(&testimony) {
+        let repeat = std::mem::replace(&mut self.repeat, Repeat::No);
+        if repeat == Repeat::No && self.told.as_ref() == Some(&testimony) {
             return Seen::Same;
         }
         self.told = Some(testimony.clone());
