@@ -12,6 +12,7 @@ mod command;
 mod covers;
 mod desk;
 mod news;
+mod outside;
 mod publication;
 mod requests;
 mod segments;
@@ -97,6 +98,8 @@ pub(crate) struct Driver {
     processes: BTreeMap<ProcessId, Arc<Process>>,
     /// The last that the witness said.
     overheads: BTreeMap<(ProcessId, DeviceId), Bytes>,
+    /// Of those, what is more than a context.
+    large: BTreeMap<(DeviceId, ProcessId), Bytes>,
     facts: Vec<DeviceFacts>,
     threads: Vec<OwnerThread>,
     groups: BTreeMap<Uid, String>,
@@ -152,6 +155,7 @@ impl Driver {
             leases: BTreeMap::new(),
             processes: BTreeMap::new(),
             overheads: BTreeMap::new(),
+            large: BTreeMap::new(),
             facts,
             threads,
             groups: parts.groups,
@@ -224,7 +228,7 @@ impl Driver {
     }
 
     fn work_off(&mut self) {
-        while let Some(event) = self.backlog.pop_front() {
+        while let Some(event) = self.backlog.pop_front().or_else(|| self.changed_outside()) {
             let now = self.clock.now();
             self.note_event(&event);
             self.current = Some(event.clone());

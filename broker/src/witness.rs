@@ -101,6 +101,8 @@ pub struct Testimony {
     pub used: Option<Bytes>,
     /// What outsiders have taken within the capacity; `None`: nobody can tell.
     pub off_book: Option<Bytes>,
+    /// What of the card is neither leased nor with any of them.
+    pub unmanaged: Bytes,
     /// What members' contexts and libraries take, and what they allocated themselves. A member that never used the
     /// device is not among them; one that no longer does has zero.
     pub overheads: Vec<(ProcessId, Bytes)>,

@@ -64,6 +64,12 @@ impl Arbiter {
         self.segments.contains_key(&segment)
     }
 
+    /// Whether a lease is charged for what the process itself has of the device.
+    #[must_use]
+    pub fn charges(&self, process: ProcessId, device: DeviceId) -> bool {
+        self.processes.get(&process).is_some_and(|known| known.contexts.contains_key(&device))
+    }
+
     /// What runs in a session's process.
     #[must_use]
     pub fn program(&self, session: SessionId) -> Option<&str> {

@@ -220,7 +220,7 @@ impl Driver {
                 roster.remove(&process.pid());
             }
         }
-        self.overheads.retain(|(process, _), _| *process != id);
+        self.forget_overheads(id);
     }
 
     fn roster(&self) -> MutexGuard<'_, BTreeMap<Pid, ProcessId>> {

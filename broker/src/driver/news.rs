@@ -69,15 +69,16 @@ impl Driver {
 
     /// Takes the witness's word where it is a new one. What has grown is booked first, so that no byte is free in between.
     fn book(&mut self, device: DeviceId, testimony: Testimony) {
-        let Testimony { used, off_book, overheads, strangers } = testimony;
+        let Testimony { used, off_book, unmanaged, overheads, strangers } = testimony;
         let facts = self.device_facts(device);
         if (&facts.used, &facts.strangers) != (&used, &strangers) {
             (facts.used, facts.strangers) = (used, strangers);
             self.publication.mark_stale();
         }
-        let grown = off_book > self.device_facts(device).off_book;
+        let facts = self.device_facts(device);
+        let grown = off_book > facts.strangers_have;
         if grown {
-            self.book_off_book(device, off_book);
+            self.book_off_book(device, off_book, unmanaged);
         }
         let known = |process: &ProcessId| self.overheads.get(&(*process, device)).copied();
         let mut changed: Vec<_> =
@@ -85,21 +86,19 @@ impl Driver {
         changed.sort_by_key(|(process, bytes)| known(process) > Some(*bytes));
         for (process, bytes) in changed {
             if self.processes.contains_key(&process) {
-                self.overheads.insert((process, device), bytes);
+                self.keep_overhead(process, device, bytes);
                 self.step(Event::Overhead { process, device, bytes });
             }
         }
         if !grown {
-            self.book_off_book(device, off_book);
+            self.book_off_book(device, off_book, unmanaged);
         }
     }
 
-    fn book_off_book(&mut self, device: DeviceId, bytes: Option<Bytes>) {
+    fn book_off_book(&mut self, device: DeviceId, bytes: Option<Bytes>, unmanaged: Bytes) {
         let facts = self.device_facts(device);
-        if facts.off_book != bytes {
-            facts.off_book = bytes;
-            self.step(Event::OffBook { device, bytes });
-        }
+        (facts.strangers_have, facts.unmanaged) = (bytes, unmanaged);
+        self.work_off();
     }
 
     /// A caller went away, perhaps after his answer was on its way.
@@ -136,7 +135,7 @@ impl Driver {
         }
     }
 
-    fn device_facts(&mut self, device: DeviceId) -> &mut DeviceFacts {
+    pub(super) fn device_facts(&mut self, device: DeviceId) -> &mut DeviceFacts {
         let found = self.facts.iter_mut().find(|facts| facts.id == device);
         found.expect("news come only of devices that the broker has")
     }

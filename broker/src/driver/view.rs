@@ -38,6 +38,9 @@ pub(crate) struct DeviceFacts {
     /// What the witness says is in use.
     pub(crate) used: Option<Bytes>,
     pub(crate) off_book: Option<Bytes>,
+    /// What of that the witness names, and what of the device is neither that nor leased.
+    pub(super) strangers_have: Option<Bytes>,
+    pub(super) unmanaged: Bytes,
     pub(crate) strangers: Option<Vec<Stranger>>,
     pub(crate) trouble: Option<String>,
 }
@@ -52,6 +55,8 @@ impl DeviceFacts {
             gauge: device.gauge(),
             used: None,
             off_book: None,
+            strangers_have: None,
+            unmanaged: Bytes::ZERO,
             strangers: None,
             trouble: None,
         }

@@ -31,6 +31,8 @@ const CONTEXT_UNLISTED: Bytes = Bytes::new(5 << 20);
 pub(super) struct Account {
     /// What outsiders take of the capacity.
     pub(super) off_book: Bytes,
+    /// What of the card lies outside the capacity and is not with outsiders.
+    pub(super) unmanaged: Bytes,
     /// What each member that uses the card takes of it beside its segments.
     pub(super) overheads: BTreeMap<ProcessId, Bytes>,
     /// Processes that use it and are neither members nor the broker's own, with their own use.
@@ -63,6 +65,7 @@ pub(super) fn account(
     let overhead = |process: &ProcessUse| (members[&process.pid], process.bytes.saturating_add(part));
     Some(Account {
         off_book: outside.saturating_sub(unmanaged),
+        unmanaged: unmanaged.saturating_sub(outside),
         overheads: of_members.iter().map(overhead).collect(),
         strangers,
     })

@@ -229,7 +229,7 @@ impl Sight {
         let Some(account) = account(reading, made, members, self.watched.capacity) else {
             return Testimony { used, ..Testimony::default() };
         };
-        let Account { off_book, overheads, strangers } = account;
+        let Account { off_book, unmanaged, overheads, strangers } = account;
         let told = self.told.iter().flat_map(|told| &told.overheads).map(|(process, _)| *process);
         let known: BTreeSet<_> = told.collect();
         let estimate = self.watched.overhead_estimate;
@@ -238,6 +238,7 @@ impl Sight {
         Testimony {
             used,
             off_book: Some(off_book),
+            unmanaged,
             overheads: self.with_absent(overheads, members).into_iter().collect(),
             strangers: Some(strangers.iter().map(|stranger| self.named(stranger)).collect()),
         }
