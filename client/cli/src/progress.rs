@@ -214,7 +214,7 @@ mod tests {
         let full = Waiting { short_by: gib(0), message: "bob has the one lease".into(), ..waiting() };
         assert_eq!(
             words(&full, Duration::from_secs(1)),
-            "a3 waits as number 2: bob has the one lease; waited 1s"
+            "a3 waits as number 2: bob has the one lease; waited 1.0s"
         );
     }
 
