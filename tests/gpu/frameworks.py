@@ -185,7 +185,7 @@ def one_case(broker, logs, name, program, variables):
     bare = {**os.environ, **plain}
     bare |= {key.removeprefix("BARE_"): value for key, value in variables.items() if key.startswith("BARE_")}
     file = name.replace(" ", "-")
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1 if fills_the_card(variables) else 2) as pool:
         first = pool.submit(call, words, bare, logs / f"{file}-bare.log")
         under = {**broker.environment(), **plain}
         leased = pool.submit(call, broker.run(name, LEASE, words), under, logs / f"{file}-leased.log")
@@ -204,13 +204,21 @@ def one_case(broker, logs, name, program, variables):
     return name, f"DIFFERS ({difference:.1e}; bare runs {noise:.1e})", out
 
 
+def fills_the_card(variables):
+    """Whether the bare program, told to take more than there is, takes piece by piece what there is: nobody else may run then."""
+    return EXPANDABLE.items() <= variables.items()
+
+
 def cases(logs, wanted):
     broken = 0
+    chosen = named(CASES, wanted)
     with Broker(logs, "cases", 64 << 30) as broker:
         watch = Watch(broker)
         watch.start()
         with concurrent.futures.ThreadPoolExecutor(max_workers=6) as pool:
-            done = list(pool.map(lambda case: one_case(broker, logs, *case), named(CASES, wanted)))
+            beside = [case for case in chosen if not fills_the_card(case[2])]
+            done = list(pool.map(lambda case: one_case(broker, logs, *case), beside))
+        done += [one_case(broker, logs, *case) for case in chosen if fills_the_card(case[2])]
         watch.over.set()
         watch.join()
     print(f"\n{'program':24} {'results':44} {'total seen':>11} {'held':>9} {'its own':>9}")
