@@ -37,9 +37,11 @@ impl Piece {
         Ok((descriptor, self.memory.bytes()))
     }
 
-    /// Gives the handle up.
+    /// Gives the handle up. Its descriptor goes first, so that the bytes are back when this returns.
     pub(super) fn release(self) {
-        if let Err(error) = self.memory.release() {
+        let Self { memory, descriptor } = self;
+        drop(descriptor);
+        if let Err(error) = memory.release() {
             tracing::warn!("a handle was not given up cleanly: {error}");
         }
     }
