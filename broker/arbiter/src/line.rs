@@ -304,10 +304,11 @@ impl Line {
         let Some(queue) = self.queues.get_mut(&id) else {
             return;
         };
+        let pledges = accounts.stores.pledges();
         let standing = queue.roster.summary().and_then(|summary| {
             let node = accounts.node(id);
             let place = Place { share: node.share(), oldest: summary.oldest, who: Who::Account(id) };
-            Some((node.parent?, place, summary.behind(node, &self.shapes, ledger)))
+            Some((node.parent?, place, summary.behind(node, &self.shapes, ledger, pledges)))
         });
         if standing == queue.standing && standing.is_some() {
             return;

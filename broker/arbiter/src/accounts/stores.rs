@@ -15,6 +15,7 @@ use gpulease_words::{Bytes, DeviceId};
 use crate::accounts::{Accounts, Key, NodeId, node};
 use crate::ledger::Ledger;
 use crate::line::gate::Standing;
+use crate::line::shape::Pledges;
 use crate::{Budget, Policy};
 
 /// Whether the stores bound anything.
@@ -36,6 +37,11 @@ pub(crate) struct Stores {
 impl Stores {
     pub(crate) const fn bind(&self) -> bool {
         matches!(self.binding, Binding::Binding)
+    }
+
+    /// Whether what barriers pledged hides the asks behind it: guarantees count while the stores bind.
+    pub(crate) const fn pledges(&self) -> Pledges {
+        if self.bind() { Pledges::Yield } else { Pledges::Bar }
     }
 
     /// Every store.

@@ -56,7 +56,7 @@ impl Line {
                         let summary = self.queues[&below].roster.summary().expect("it is not empty");
                         assert_eq!(
                             own,
-                            summary.behind(node, &self.shapes, ledger),
+                            summary.behind(node, &self.shapes, ledger, accounts.stores.pledges()),
                             "how {} stands",
                             node.key
                         );

@@ -11,7 +11,7 @@ use gpulease_words::{AskId, Bytes, DeviceId};
 
 use crate::accounts::Node;
 use crate::ledger::{Ledger, plus};
-use crate::line::gate::Standing;
+use crate::line::gate::{Gate, Standing};
 use crate::{DeviceWish, Pinning};
 
 /// What an ask is for.
@@ -125,11 +125,15 @@ impl Shape {
 
     /// The most it may ask for on each device, by what an account has left.
     fn bound_in(&self, node: &Node, ledger: &Ledger) -> Option<Bytes> {
-        if self.purpose == Use::Lease && node.slots.room(Standing::Newcomer) == 0 {
+        self.bound_by(node, ledger, |gate| gate.room(Standing::Newcomer))
+    }
+
+    /// The same, by what gates have in this sense.
+    fn bound_by(&self, node: &Node, ledger: &Ledger, room: impl Fn(&Gate) -> u64) -> Option<Bytes> {
+        if self.purpose == Use::Lease && room(&node.slots) == 0 {
             return None;
         }
-        let room = node.bytes.room(Standing::Newcomer);
-        let left = room.checked_sub(self.least_overhead(ledger).get())?;
+        let left = room(&node.bytes).checked_sub(self.least_overhead(ledger).get())?;
         Some(Bytes::new(left / u64::from(self.count())))
     }
 }
@@ -181,6 +185,13 @@ impl Shapes {
     }
 }
 
+/// Whether what barriers pledged at a gate hides the asks behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pledges {
+    Bar,
+    Yield,
+}
+
 /// Of the asks in a part of the line: the oldest, and the smallest of each shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
@@ -213,9 +224,16 @@ impl Summary {
     }
 
     /// What is left of it behind an account's own limits: a shape whose smallest ask does not pass has none that does.
-    pub(crate) fn behind(&self, node: &Node, shapes: &Shapes, ledger: &Ledger) -> Self {
+    ///
+    /// Where there are guarantees what barriers pledged is no obstacle to be seen from above: an ask that a guarantee
+    /// comes to cover goes before them.
+    pub(crate) fn behind(&self, node: &Node, shapes: &Shapes, ledger: &Ledger, pledges: Pledges) -> Self {
+        let room = |gate: &Gate| match pledges {
+            Pledges::Bar => gate.room(Standing::Newcomer),
+            Pledges::Yield => gate.left(),
+        };
         let passes = |(shape, amount): &&(ShapeId, Bytes)| {
-            shapes.get(*shape).bound_in(node, ledger).is_some_and(|bound| *amount <= bound)
+            shapes.get(*shape).bound_by(node, ledger, room).is_some_and(|bound| *amount <= bound)
         };
         Self { oldest: self.oldest, least: self.least.iter().filter(passes).copied().collect() }
     }

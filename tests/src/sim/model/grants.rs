@@ -67,6 +67,12 @@ impl Model {
                 self.describe_all()
             )));
         };
+        if self.asks[index].request != request
+            && let Some(found) = self.bound_anew(request, lease)
+        {
+            self.takes_what_is_free(found.0, &found.1)?;
+            return Ok(found);
+        }
         let ask = &self.asks[index];
         ensure!(
             ask.request == request,
@@ -82,6 +88,22 @@ impl Model {
             self.describe_rooms(index)
         );
         Ok((index, devices))
+    }
+
+    /// A barrier for any device that was hopeless where it was bound, when this step began, and found another at once.
+    fn bound_anew(&self, request: Option<RequestId>, lease: LeaseId) -> Option<(usize, Vec<DeviceId>)> {
+        let (tally, shown) = (self.tally(), self.shown.get(&lease)?);
+        let hopeless = |(_, ask): &(usize, &super::AskFact)| {
+            let roams =
+                matches!(&ask.aim, Aim::Lease { terms, .. } if matches!(terms.devices, DeviceWish::Any(_)));
+            let bound = ask.bound.as_ref().filter(|bound| *bound != shown);
+            roams
+                && ask.request == request
+                && self.is_barrier(ask)
+                && self.is_shown_as(ask, lease)
+                && bound.is_some_and(|bound| self.is_hopeless(&tally, ask, bound))
+        };
+        self.waiting().find(hopeless).map(|(index, _)| (index, shown.clone()))
     }
 
     /// Where guarantees and what moves change the order within a step: it fits, and overtakes no barrier.
