@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpulease_arbiter::{
-    Arbiter, Budget, Budgets, Denial, DeviceSpec, Effect, Event, LeaseState, Notice, OnOverdue, Pinning,
-    Policy, Signal,
+    Arbiter, Budget, Budgets, Denial, DeviceSpec, Effect, Event, Guard, LeaseState, Notice, OnOverdue,
+    Patience, Pinning, Policy, Signal,
 };
 use gpulease_words::{Bytes, Reason, Uid, mib};
 
@@ -411,5 +411,38 @@ fn an_ask_gives_holders_of_surplus_one_deadline() {
     assert!(
         states.contains(&LeaseState::Suspending),
         "not another 10 s for the 40 of the second: {states:?}"
+    );
+}
+
+/// A barrier that waits for a lease of its group to end had pledged all that its user may have. Growth of that user stood
+/// behind it, and was not seen when the group's guarantee came to cover it: whoever asked next was, and went first.
+#[test]
+fn what_a_barrier_pledged_hides_no_growth_that_a_guarantee_comes_to_cover() {
+    let lab = Budget { leases_max: Some(2), ..guarantee(40) };
+    let groups = BTreeMap::from([("lab".to_owned(), lab)]);
+    let budgets = Budgets { groups, ..users([(1, limit(60))]) };
+    let mut desk = Desk::with(moving(400), budgets, &[100], 0);
+    let [alice, bob] = [1, 2].map(|uid| desk.client_in(uid, Some("lab")));
+    let full = desk.lease(bob, want(40));
+    let small = desk.lease(alice, want(10).up_to(60));
+    desk.held(alice, small, 10);
+    let barrier = desk.queue(alice, want(50));
+    desk.pass(100);
+    assert!(
+        desk.waiting(barrier).barrier,
+        "it waits for a third lease of the group, with 10 + 50 of 60 MiB taken"
+    );
+    desk.allocate_as(alice, small, 20, Patience::Endless, Guard::Outside);
+    assert_eq!(
+        desk.line().len(),
+        2,
+        "50 MiB of the device are free, and those of its user are pledged: {:?}",
+        desk.said
+    );
+    let (session, reserve) = (bob.session, mib(10));
+    desk.ask(|request| Event::Resize { request, session, lease: full, reserve, limit: reserve });
+    assert!(
+        desk.said.iter().any(|effect| matches!(effect, Effect::Create { lease, .. } if *lease == small)),
+        "the group is due 30 MiB again"
     );
 }
