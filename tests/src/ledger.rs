@@ -92,6 +92,18 @@ impl Ledger {
         });
     }
 
+    /// Waits until no lease and no ask is left and every byte is free, but for what is off-book.
+    ///
+    /// # Panics
+    /// When it is not so in time.
+    pub fn wait_for_nobody_to_have_any(&self) {
+        self.wait("no lease, and all free that is not off-book", |state| {
+            let (idle, memory) = (state.leases.is_empty() && state.waiting.is_empty(), memory(state));
+            let off_book = memory.off_book_bytes.unwrap_or_default();
+            (idle && memory.free_bytes + off_book == memory.capacity_bytes).then_some(())
+        });
+    }
+
     /// Waits until so many asks stand in the line.
     ///
     /// # Panics
