@@ -64,7 +64,12 @@ fn counted(lab: &Lab, guest: &Puppet, way: &str) -> Result<(), String> {
         Ok(number) => {
             let more = lab.card.used().saturating_sub(used);
             let so = || {
-                let booked = booked().saturating_sub(before);
+                // What is nobody's may have been another's shortly before: all that the card says is used counts then.
+                let (booked, more) = if is_nobodys {
+                    (booked(), lab.card.used())
+                } else {
+                    (booked().saturating_sub(before), more)
+                };
                 booked.saturating_add(STEP) >= more
             };
             let in_time = if SERVED.contains(&way) { so() } else { waited(so) };
