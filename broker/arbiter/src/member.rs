@@ -95,9 +95,7 @@ impl Arbiter {
             let given = self.process_mut(caller).contexts.remove(device);
             let context = given.expect("only contexts that the caller has are handed over");
             self.process_mut(admitted).contexts.insert(*device, context);
-            if let Some(measured) = self.process(admitted).measured.get(device).copied() {
-                self.overhead(admitted, *device, measured);
-            }
+            self.book_measured(admitted, *device);
         }
         self.reshape_asks(caller);
     }
@@ -157,12 +155,18 @@ impl Arbiter {
             self.charge(lease, device, Bucket::Overhead, bytes);
             let context = Context { bytes, figure: Figure::Estimated, lease };
             self.process_mut(process).contexts.insert(device, context);
-            // The witness says a figure once; it may have said it before there was a lease to charge.
-            if let Some(measured) = self.process(process).measured.get(&device).copied() {
-                self.overhead(process, device, measured);
-            }
+            self.book_measured(process, device);
         }
         self.reshape_asks(process);
+    }
+
+    /// The witness says a figure once; it may have said it before there was a lease to charge. A context that was gone
+    /// then says nothing of the one that the lease is charged for.
+    fn book_measured(&mut self, process: ProcessId, device: DeviceId) {
+        let measured = self.process(process).measured.get(&device).copied();
+        if let Some(measured) = measured.filter(|bytes| !bytes.is_zero()) {
+            self.overhead(process, device, measured);
+        }
     }
 
     /// The lease's devices on which the process has no context yet.

@@ -230,11 +230,10 @@ impl Sight {
             return Testimony { used, ..Testimony::default() };
         };
         let Account { off_book, unmanaged, overheads, strangers } = account;
-        let told = self.told.iter().flat_map(|told| &told.overheads).map(|(process, _)| *process);
-        let known: BTreeSet<_> = told.collect();
+        let told: BTreeMap<_, _> = self.told.iter().flat_map(|told| told.overheads.iter().copied()).collect();
+        let before = |process| told.get(&process).copied();
         let estimate = self.watched.overhead_estimate;
-        let is_known = |process| known.contains(&process);
-        let overheads = self.unsettled.settled(overheads, is_known, estimate, Instant::now());
+        let overheads = self.unsettled.settled(overheads, before, estimate, Instant::now());
         Testimony {
             used,
             off_book: Some(off_book),

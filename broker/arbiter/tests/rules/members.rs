@@ -211,6 +211,25 @@ fn a_figure_that_was_said_before_the_lease_counts() {
     assert_eq!((desk.view(lease).overhead, desk.device(0).unbacked), (mib(14), mib(4)));
 }
 
+/// A process whose context was gone asked for another lease, and nothing was set aside for its next context.
+#[test]
+fn that_a_context_was_gone_says_nothing_of_the_next() {
+    let mut desk = Desk::with_overhead(&[100], 10);
+    let client = desk.client(1);
+    let overhead = |bytes| Event::Overhead { process: client.process, device: device(0), bytes };
+    let lease = desk.lease(client, want(20));
+    desk.tell(overhead(mib(14)));
+    desk.release(client, lease);
+    desk.tell(overhead(Bytes::ZERO));
+    let lease = desk.lease(client, want(20));
+    let member = |desk: &Desk| (desk.view(lease).overhead, desk.view(lease).members[0].measured);
+    assert_eq!(member(&desk), (mib(10), false));
+    desk.tell(overhead(mib(12)));
+    assert_eq!(member(&desk), (mib(12), true));
+    desk.tell(overhead(Bytes::ZERO));
+    assert_eq!(member(&desk), (mib(0), true), "while it is charged the card is believed");
+}
+
 #[test]
 fn the_context_is_charged_to_the_first_lease_and_then_to_the_next() {
     let mut desk = Desk::with_overhead(&[100], 10);

@@ -214,7 +214,18 @@ impl Model {
     /// The lease is charged for the contexts that the process does not have yet.
     pub(super) fn charge_contexts(&mut self, id: LeaseId, process: ProcessId) {
         for device in self.leases[&id].devices.clone() {
-            self.contexts.entry((process, device)).or_insert(id);
+            if !self.contexts.contains_key(&(process, device)) {
+                self.charge_context(id, process, device);
+            }
+        }
+    }
+
+    /// A figure of zero was a context's that is gone, and says nothing of the one that is charged for now.
+    pub(super) fn charge_context(&mut self, id: LeaseId, process: ProcessId, device: DeviceId) {
+        self.contexts.insert((process, device), id);
+        let key = (process, device);
+        if self.measured.get(&key).is_some_and(|bytes| bytes.is_zero()) {
+            self.measured.remove(&key);
         }
     }
 

@@ -146,7 +146,7 @@ impl Model {
         if let Event::Admit { session, lease, peer, place, .. } = event {
             for device in self.given(session, lease, &peer, place) {
                 self.contexts.remove(&(self.sessions[&session].peer.process, device));
-                self.contexts.insert((peer.process, device), lease);
+                self.charge_context(lease, peer.process, device);
             }
             self.processes.get_mut(&peer.process).expect("it was heard").forgotten = false;
             self.join(lease, peer.process);
@@ -194,7 +194,7 @@ impl Model {
         let (above, given) = self.left_by_a_starter(process, lease, &ancestors);
         for device in given {
             self.contexts.remove(&(above, device));
-            self.contexts.insert((process, device), lease);
+            self.charge_context(lease, process, device);
         }
         self.join(lease, process);
         self.charge_contexts(lease, process);
