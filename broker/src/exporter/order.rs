@@ -33,8 +33,8 @@ pub(crate) struct Exporter {
     reaper: JoinHandle<()>,
     socket: Option<OwnedFd>,
     kept: BTreeSet<SegmentId>,
-    /// Ordered, given up, and to be freed should they still come.
-    abandoned: BTreeSet<SegmentId>,
+    /// Given up while they were made, and ordered to be freed right after.
+    given_up: BTreeSet<SegmentId>,
     freed: BTreeSet<SegmentId>,
 }
 
@@ -92,8 +92,8 @@ impl Exporter {
         };
         let reaper = std::thread::Builder::new().name("exporter-end".into()).spawn(reap);
         let reaper = reaper.map_err(|error| no_exporter(&error))?;
-        let (kept, abandoned, freed) = Default::default();
-        Ok(Self { pid, pidfd, reaper, socket: Some(socket), kept, abandoned, freed })
+        let (kept, given_up, freed) = Default::default();
+        Ok(Self { pid, pidfd, reaper, socket: Some(socket), kept, given_up, freed })
     }
 
     /// Its process.
@@ -109,10 +109,13 @@ impl Exporter {
     /// Makes memory and its handle.
     ///
     /// # Errors
-    /// [`Trouble`]; nothing was made then, or is freed as soon as it comes.
+    /// [`Trouble`]; nothing was made then, or is freed as soon as it is.
     pub(crate) fn make(&mut self, segment: SegmentId, bytes: Bytes) -> Result<IpcHandle, Trouble> {
+        self.make_until(segment, bytes, Instant::now() + MAKE_MAX)
+    }
+
+    fn make_until(&mut self, segment: SegmentId, bytes: Bytes, until: Instant) -> Result<IpcHandle, Trouble> {
         self.order(Order::Make(segment, bytes))?;
-        let until = Instant::now() + MAKE_MAX;
         loop {
             match self.answer(until) {
                 Ok(Answer::Made(made, handle)) if made == segment => {
@@ -120,9 +123,11 @@ impl Exporter {
                     return Ok(handle);
                 }
                 Ok(Answer::Refused(refused, why)) if refused == segment => return Err(Trouble::Refused(why)),
-                Ok(other) => self.note(&other)?,
+                Ok(other) => self.note(&other),
                 Err(Trouble::Silent) => {
-                    self.abandoned.insert(segment);
+                    // It carries out one order after the other: nobody has to be there to hear that it was made.
+                    self.order(Order::Free(segment))?;
+                    self.given_up.insert(segment);
                     return Err(Trouble::Silent);
                 }
                 Err(trouble) => return Err(trouble),
@@ -147,7 +152,7 @@ impl Exporter {
     pub(crate) fn has_freed(&mut self, segment: SegmentId) -> Result<bool, Trouble> {
         while !self.freed.contains(&segment) {
             match self.answer(Instant::now()) {
-                Ok(answer) => self.note(&answer)?,
+                Ok(answer) => self.note(&answer),
                 Err(Trouble::Silent) => return Ok(false),
                 Err(trouble) => return Err(trouble),
             }
@@ -156,14 +161,13 @@ impl Exporter {
         Ok(self.freed.remove(&segment))
     }
 
-    fn note(&mut self, answer: &Answer) -> Result<(), Trouble> {
+    fn note(&mut self, answer: &Answer) {
         match answer {
+            Answer::Freed(segment) if self.given_up.remove(segment) => {}
             Answer::Freed(segment) => drop(self.freed.insert(*segment)),
-            Answer::Made(segment, _) if self.abandoned.remove(segment) => self.free(*segment)?,
-            Answer::Refused(segment, _) => drop(self.abandoned.remove(segment)),
-            Answer::Made(..) | Answer::Ready => {}
+            // Of what was given up.
+            Answer::Made(..) | Answer::Refused(..) | Answer::Ready => {}
         }
-        Ok(())
     }
 
     fn order(&mut self, order: Order) -> Result<(), Trouble> {
@@ -221,4 +225,39 @@ fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 
 fn no_exporter(error: &dyn std::error::Error) -> Trouble {
     Trouble::Refused(format!("the exporter process could not be started: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulease_words::mib;
+
+    /// An exporter of which the test is the other end.
+    fn exporter() -> (Exporter, OwnedFd) {
+        let (socket, other) = pair().expect("a socket pair");
+        let child = std::process::Command::new("true").spawn().expect("a process");
+        (Exporter::of(child, socket, Arc::default()).expect("it was just started"), other)
+    }
+
+    fn heard(end: &OwnedFd) -> Option<Order> {
+        let mut packet = [0; PACKET_MAX];
+        let (n, _) = recv(end, &mut packet, RecvFlags::DONTWAIT).ok()?;
+        Order::decode(&packet[..n])
+    }
+
+    /// What came too late was freed only if something else was ordered of the exporter afterwards.
+    #[test]
+    fn what_comes_too_late_is_freed_though_nobody_listens() {
+        let (mut exporter, end) = exporter();
+        let [late, other] = [7, 8].map(SegmentId::new);
+        assert_eq!(exporter.make_until(late, mib(2), Instant::now()), Err(Trouble::Silent));
+        assert_eq!(heard(&end), Some(Order::Make(late, mib(2))));
+        assert_eq!(heard(&end), Some(Order::Free(late)));
+        for answer in [Answer::Made(late, IpcHandle([0; 64])), Answer::Freed(late), Answer::Freed(other)] {
+            send(&end, &answer.encode(), SendFlags::empty()).expect("the exporter is there");
+        }
+        assert_eq!(exporter.has_freed(other), Ok(true));
+        assert_eq!(exporter.has_freed(late), Ok(false), "nobody asks for it, and nothing of it is kept");
+        assert!(exporter.given_up.is_empty() && exporter.freed.is_empty() && exporter.kept.is_empty());
+    }
 }
