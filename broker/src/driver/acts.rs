@@ -71,6 +71,7 @@ impl Driver {
                 self.requests.insert(request, Pending::Ask { key, what, updates });
                 self.requests.name(request, key);
                 self.step(Event::Acquire { request, session, ask_name, terms });
+                self.requests.keep_names();
             }
             Act::Withdraw { ask_name, reply } => self.withdraw(request, session, ask_name, reply),
             Act::Join { lease, token, ancestors, reply } => {
@@ -136,7 +137,8 @@ impl Driver {
         if ask_name != 0 && self.requests.latest(key).is_some() {
             return drop(reply.send(Err(NAME_IN_USE.into())));
         }
-        if self.segments.offered(uid) >= TICKETS_PER_UID {
+        // Each that is asked for becomes a ticket.
+        if self.segments.offered(uid) + self.requests.segments_of(uid) >= TICKETS_PER_UID {
             let account = format!("user.{uid}");
             let denial =
                 Denial::TooMany { what: "segments that nobody fetched", account, max: TICKETS_PER_UID };

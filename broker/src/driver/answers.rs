@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use gpulease_arbiter::{Effect, Event, LeaseView, Notice, Occurrence, Pinning, RequestId, SegmentKind, Time};
+use gpulease_arbiter::{
+    Denial, Effect, Event, LeaseView, Notice, Occurrence, Pinning, RequestId, SegmentKind, Time,
+};
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::chronicle::facts_of_lease;
@@ -22,10 +24,7 @@ impl Driver {
     pub(super) fn carry_out(&mut self, now: Time, effect: Effect) {
         match effect {
             Effect::Opened { request, session } => self.opened(request, session),
-            Effect::Denied { request, denial } => {
-                self.requests.forget_request(request);
-                self.answer(request, |pending| pending.deny(denial));
-            }
+            Effect::Denied { request, denial } => self.denied(request, denial),
             Effect::Done { request } => self.done(request),
             Effect::Queued { request, ask } => {
                 if let Some(Pending::Ask { updates, .. } | Pending::Resume { updates, .. }) =
@@ -81,10 +80,7 @@ impl Driver {
                 let ask = self.leases.remove(&lease).and_then(|record| record.ask);
                 ask.into_iter().for_each(|ask| self.requests.forget(ask));
             }
-            Effect::SessionGone { session } => {
-                self.sessions.remove(session);
-                self.requests.end_session(session);
-            }
+            Effect::SessionGone { session } => self.session_gone(session),
             Effect::ProcessGone { process } => self.drop_process(process),
         }
     }
@@ -111,6 +107,21 @@ impl Driver {
             Some(pending) => answer(pending),
             None => tracing::error!(?request, "an answer to a request that is not open"),
         }
+    }
+
+    fn denied(&mut self, request: RequestId, denial: Denial) {
+        if self.requests.is_superseded(request) {
+            // The edge has its own word for it.
+            return drop(self.requests.take(request));
+        }
+        self.requests.refused(request);
+        self.answer(request, |pending| pending.deny(denial));
+    }
+
+    fn session_gone(&mut self, session: SessionId) {
+        self.sessions.remove(session);
+        let unwanted = self.requests.end_session(session).into_iter();
+        self.backlog.extend(unwanted.map(|request| Event::Abandoned { request }));
     }
 
     fn opened(&mut self, request: RequestId, session: SessionId) {

@@ -9,8 +9,12 @@ use super::command::{SessionNotice, Shown, StreamEnd};
 use crate::credentials::Secret;
 use crate::liveness::Caller;
 
-/// Notices that a client may leave unread; one that reads none is cut off and may rejoin.
+/// Notices that a client may leave unread; one that reads none is cut off and may rejoin. Beside them segments on their
+/// way back, of which a lease may have thousands at one time.
 const NOTICES_UNREAD: usize = 64;
+
+/// All that may be unread: a TiB in the smallest segments. Room is taken as it is used.
+const UNREAD_MAX: usize = 1 << 19;
 
 /// An open session.
 #[derive(Debug)]
@@ -25,7 +29,34 @@ pub(super) struct Session {
 struct Stream {
     number: u64,
     notices: mpsc::Sender<SessionNotice>,
+    /// Segments on their way back, of those told since nothing was unread.
+    returns: usize,
     end: oneshot::Sender<StreamEnd>,
+}
+
+impl Stream {
+    /// Puts a notice on the stream, if it may become so much longer.
+    fn tell(&mut self, notice: SessionNotice) -> Told {
+        let unread = self.notices.max_capacity() - self.notices.capacity();
+        if unread == 0 {
+            self.returns = 0;
+        }
+        let most = NOTICES_UNREAD + self.returns;
+        match notice {
+            SessionNotice::SegmentBack { .. } => self.returns += 1,
+            SessionNotice::Recall { .. }
+            | SessionNotice::Ended { .. }
+            | SessionNotice::Suspend { .. }
+            | SessionNotice::SwapOut { .. }
+            | SessionNotice::SuspendCancelled { .. }
+            | SessionNotice::Pinned { .. } => {
+                if unread >= most {
+                    return Told::CutOff;
+                }
+            }
+        }
+        self.notices.try_send(notice).map_or(Told::CutOff, |()| Told::Done)
+    }
 }
 
 impl Session {
@@ -88,11 +119,11 @@ impl Sessions {
     /// Gives the session a new stream; an older one ends.
     pub(super) fn attach(&mut self, id: SessionId) -> Attached {
         self.streams += 1;
-        let (notices, inbox) = mpsc::channel(NOTICES_UNREAD);
+        let (notices, inbox) = mpsc::channel(UNREAD_MAX);
         let (end, ended) = oneshot::channel();
         let session = self.open.get_mut(&id).expect("a stream is attached to an open session");
         session.end_stream(StreamEnd::Replaced);
-        session.stream = Some(Stream { number: self.streams, notices, end });
+        session.stream = Some(Stream { number: self.streams, notices, returns: 0, end });
         Attached { number: self.streams, notices: inbox, end: ended }
     }
 
@@ -108,13 +139,11 @@ impl Sessions {
         let Some(session) = self.open.get_mut(&id) else {
             return Told::Done;
         };
-        match &session.stream {
-            Some(stream) if stream.notices.try_send(notice).is_err() => {
-                session.end_stream(StreamEnd::Unread);
-                Told::CutOff
-            }
-            Some(_) | None => Told::Done,
+        let told = session.stream.as_mut().map_or(Told::Done, |stream| stream.tell(notice));
+        if told == Told::CutOff {
+            session.end_stream(StreamEnd::Unread);
         }
+        told
     }
 
     pub(super) fn remove(&mut self, id: SessionId) {
@@ -126,5 +155,51 @@ impl Sessions {
     /// Ends every stream: the broker is stopping.
     pub(super) fn end_streams(&mut self) {
         self.open.values_mut().for_each(|session| session.end_stream(StreamEnd::Stopping));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Descriptors;
+    use crate::liveness::Liveness;
+    use crate::tickets::{Parcel, Tickets};
+    use gpulease_words::{LeaseId, Pid, SegmentId};
+    use std::sync::Arc;
+
+    const ID: SessionId = SessionId::new(1);
+    const LEASE: LeaseId = LeaseId::new(1);
+
+    fn open() -> (Sessions, mpsc::Receiver<SessionNotice>) {
+        let caller = Arc::new(Liveness::new(|_| {})).find(Pid::new(std::process::id()));
+        let mut sessions = Sessions::default();
+        sessions.insert(ID, &caller.expect("it is this process"));
+        let Attached { notices, .. } = sessions.attach(ID);
+        (sessions, notices)
+    }
+
+    fn back(tickets: &Tickets, n: usize) -> SessionNotice {
+        let segment = SegmentId::new(n as u64);
+        let parcel = Parcel { chunks: Descriptors::default(), host_copy: None };
+        let ticket = tickets.issue(segment, ProcessId::new(1), parcel);
+        SessionNotice::SegmentBack { lease: LEASE, segment, ticket }
+    }
+
+    /// A lease of more than 64 segments was reminded of them when its session rejoined, and cut off by that.
+    #[test]
+    fn segments_on_their_way_back_cut_nobody_off() {
+        let (mut sessions, mut notices) = open();
+        let (tickets, other) = (Tickets::default(), || SessionNotice::SwapOut { lease: LEASE });
+        for n in 0..1_000 {
+            assert_eq!(sessions.tell(ID, back(&tickets, n)), Told::Done);
+        }
+        for _ in 0..NOTICES_UNREAD {
+            assert_eq!(sessions.tell(ID, other()), Told::Done);
+        }
+        while notices.try_recv().is_ok() {}
+        for _ in 0..NOTICES_UNREAD {
+            assert_eq!(sessions.tell(ID, other()), Told::Done);
+        }
+        assert_eq!(sessions.tell(ID, other()), Told::CutOff, "what was read makes room no more");
     }
 }

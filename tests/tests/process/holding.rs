@@ -7,9 +7,14 @@ use gpulease_tests::daemon::Daemon;
 use gpulease_tests::ledger::{Ledger, lease, memory};
 use gpulease_tests::member::{Member, Orphan, Stage};
 use gpulease_tests::proc::Proc;
+use gpulease_tests::puppet::Gpu;
+use gpulease_tests::standin::Standin;
 use gpulease_words::{Bytes, mib};
 use rustix::process::Signal;
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use super::hostile::{session, wait_for};
 
 const WHOLE: Bytes = mib(16);
 /// Long enough for what should come at once on a busy machine, and what must not come has time to.
@@ -321,4 +326,39 @@ fn a_member_outlives_the_owner_and_keeps_the_lease() {
     scene.is_not_to_be_had();
     worker.kill();
     scene.comes_back();
+}
+
+/// What was being made for a member that closed its session stayed in the lease until the member died.
+#[test]
+fn what_is_made_for_a_member_that_closes_its_session_goes_back() {
+    let card = Standin::with(&[("DEVICES", "1")]);
+    card.faults("cuMemCreate * delay 300");
+    let stage = Stage::Gpu(Gpu::Standin(card));
+    let daemon = stage.daemon(mib(2_048));
+    let (ledger, owner) = (Ledger::of(&daemon), stage.member(&daemon));
+    owner.must("connect");
+    let granted = owner.facts("acquire a 16MiB");
+    let (lease_id, token) = (granted.number("lease"), granted.text("token"));
+    let token = (0..token.len()).step_by(2).map(|at| u8::from_str_radix(&token[at..at + 2], 16));
+    let token = token.collect::<Result<_, _>>().expect("a token is hexadecimal");
+    wait_for(async {
+        let wire = Arc::new(session(&daemon).await);
+        let join = v1::JoinRequest { session: wire.session(), lease_id, token };
+        wire.jobs().join(join).await.expect("it has the token");
+        let asked = tokio::spawn({
+            let wire = wire.clone();
+            async move { wire.allocate(lease_id, mib(8)).await }
+        });
+        let held = |state: &v1::StatusReply| (lease(state, "a").held_bytes > 0).then_some(());
+        tokio::task::block_in_place(|| ledger.wait("its segment is being made", held));
+        wire.close().await.expect("it is ours");
+        asked.await.expect("it ends").expect_err("nobody is there any more to hear of it");
+    });
+    let is_back = |state: &v1::StatusReply| {
+        let lease = lease(state, "a");
+        (lease.held_bytes == 0 && memory(state).draining_bytes == 0).then_some(())
+    };
+    ledger.wait("what was made is given back", is_back);
+    owner.must("end");
+    daemon.stop();
 }

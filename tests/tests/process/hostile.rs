@@ -67,14 +67,14 @@ pub(crate) fn member_of(stage: &Stage, daemon: &Daemon, uid: u32) -> Option<Memb
 }
 
 /// Runs what waits.
-fn wait_for<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn wait_for<T>(future: impl Future<Output = T>) -> T {
     // A thread of its own for the connections, so that a test may block.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.expect("a process gets a thread").block_on(future)
 }
 
 /// A connection with an open session of this very process.
-async fn session(daemon: &Daemon) -> Wire {
+pub(crate) async fn session(daemon: &Daemon) -> Wire {
     let mut wire = Wire::connect(&daemon.socket()).await.expect("the daemon listens");
     wire.open().await.expect("everybody may open a session");
     wire

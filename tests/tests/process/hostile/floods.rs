@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpulease_proto::v1::observer_client::ObserverClient;
@@ -13,7 +14,7 @@ use gpulease_tests::ledger::Ledger;
 use gpulease_tests::member::Stage;
 use gpulease_tests::proc::Proc;
 use gpulease_tests::programs::gpuleased;
-use gpulease_tests::wire::Wire;
+use gpulease_tests::wire::{Wire, granted};
 use gpulease_words::{Bytes, mib};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
@@ -243,5 +244,37 @@ fn segments_that_nobody_fetches_have_a_bound() {
         flood.must(&format!("wire {command}"));
     }
     flood.kill();
+    scene.ends_well();
+}
+
+/// As many as were asked for at once were made: the bound was looked at before any of them had a ticket.
+#[test]
+fn segments_asked_for_at_once_have_the_same_bound() {
+    let daemon = Stage::Host.daemon(mib(4_096));
+    let (ledger, honest) = (Ledger::of(&daemon), Stage::Host.member(&daemon));
+    honest.must("connect");
+    let scene = Scene { daemon, ledger, honest };
+    wait_for(async {
+        let wire = Arc::new(session(&scene.daemon).await);
+        let (first, mut updates) =
+            wire.acquire(wire.ask(1, mib(4_090), mib(4_090))).await.expect("an answer");
+        let lease = granted(first, &mut updates).await.expect("there is room").lease_id;
+        let mut made = Vec::new();
+        while made.len() < 1_000 {
+            made.push(wire.allocate(lease, mib(2)).await.expect("within the bound"));
+        }
+        let mut asked = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let wire = wire.clone();
+            asked.spawn(async move { wire.allocate(lease, mib(2)).await });
+        }
+        made.extend(asked.join_all().await.into_iter().flatten());
+        assert_eq!(made.len(), 1_024);
+        for segment in made {
+            wire.free(lease, segment.segment_id).await.expect("it is ours");
+        }
+        wire.release(lease).await.expect("it is ours");
+        wire.close().await.expect("it is ours");
+    });
     scene.ends_well();
 }

@@ -8,7 +8,7 @@ use gpulease_proto::handover::{Reply, Request, Ticket};
 use gpulease_proto::v1::{self, acquire_request::Devices, acquire_update::Update};
 use gpulease_tests::daemon::PATIENCE;
 use gpulease_tests::dice::Dice;
-use gpulease_tests::wire::{HandOver, Wire};
+use gpulease_tests::wire::{HandOver, Wire, granted};
 use gpulease_words::mib;
 use tonic::{Code, Request as Asked};
 
@@ -196,6 +196,36 @@ fn sizes_and_devices_that_make_no_sense_are_refused_with_a_sentence() {
                 other => panic!("{other:?} to {bytes} {kind} {device}"),
             }
         }
+        wire.release(lease).await.expect("it is ours");
+        wire.close().await.expect("it is ours");
+    });
+    scene.ends_well();
+}
+
+/// An ask that was put again under its name in other terms was refused, and the one that waited was never answered.
+#[test]
+fn an_ask_put_again_in_other_terms_is_refused_and_the_first_one_stays() {
+    let scene = Scene::new("");
+    scene.honest.must("acquire a 16MiB now");
+    wait_for(async {
+        let wire = session(&scene.daemon).await;
+        let (first, mut updates) = wire.acquire(wire.ask(1, mib(2), mib(2))).await.expect("an answer");
+        assert!(matches!(first, Update::Waiting(_)), "{first:?}");
+        match acquired(&wire, wire.ask(1, mib(4), mib(4))).await.expect("a refusal is an answer") {
+            Update::Denied(denied) => assert_eq!(denied.reason, "malformed", "{}", denied.message),
+            other => panic!("{other:?}"),
+        }
+        scene.honest.must("release a");
+        let lease = granted(first, &mut updates).await.expect("the first ask waited on").lease_id;
+        wire.release(lease).await.expect("it is ours");
+        // In the same terms it is the same ask, and the later stream hears of it.
+        scene.honest.must("acquire a 16MiB now");
+        let (first, mut updates) = wire.acquire(wire.ask(2, mib(2), mib(2))).await.expect("an answer");
+        let (second, mut later) = wire.acquire(wire.ask(2, mib(2), mib(2))).await.expect("an answer");
+        let replaced = granted(first, &mut updates).await.expect_err("another stream has its place");
+        assert_eq!(replaced.code(), Code::Aborted, "{replaced}");
+        scene.honest.must("release a");
+        let lease = granted(second, &mut later).await.expect("it is the same ask").lease_id;
         wire.release(lease).await.expect("it is ours");
         wire.close().await.expect("it is ours");
     });
