@@ -26,14 +26,23 @@ const NEVER_HAPPENS: &[&str] = &[
     "denial GuaranteeUncounted",
 ];
 
-/// The faults that a fair line must not have, by their names in words; each is caught with all others.
-const OF_THE_FAIR_LINE: [(&str, Mutant); 6] = [
-    ("overtaking the barrier", Mutant::OvertakesBarriers),
-    ("suspending one within its guarantee", Mutant::SuspendsGuaranteed),
-    ("credit at suspend before `Freed`", Mutant::CreditsAtSuspend),
-    ("resume with half the bytes", Mutant::ResumesHalf),
-    ("a lost wake-up", Mutant::LosesWakeUps),
-    ("a flood that delays another uid", Mutant::FavoursFloods),
+/// The faults that a fair line must not have, by their names in words, with what each has to be caught for in some
+/// seed: one of these. Other signs of it may come first, and in most seeds they do.
+const OF_THE_FAIR_LINE: [(&str, Mutant, &[&str]); 6] = [
+    (
+        "overtaking the barrier",
+        Mutant::OvertakesBarriers,
+        &["overtakes the barrier", "is granted, and no ask can be granted now"],
+    ),
+    (
+        "suspending one within its guarantee",
+        Mutant::SuspendsGuaranteed,
+        &["is to leave, and a guarantee covers it"],
+    ),
+    ("credit at suspend before `Freed`", Mutant::CreditsAtSuspend, &["is said to be away, and the bytes of"]),
+    ("resume with half the bytes", Mutant::ResumesHalf, &["MiB comes back with"]),
+    ("a lost wake-up", Mutant::LosesWakeUps, &["suspensions are", "set aside, overhead, held are"]),
+    ("a flood that delays another uid", Mutant::FavoursFloods, &["out of turn"]),
 ];
 
 fn number(name: &str) -> Option<u64> {
@@ -133,9 +142,6 @@ fn every_mutant_is_caught() {
     let caught: Vec<(Mutant, Option<(u64, String)>)> =
         Mutant::ALL.iter().map(|m| (*m, first_failure(*m))).collect();
     std::panic::set_hook(quiet);
-    for (words, mutant) in OF_THE_FAIR_LINE {
-        assert!(Mutant::ALL.contains(&mutant), "{words} is not among the mutants");
-    }
     for (mutant, failure) in &caught {
         match failure {
             Some((seed, what)) => {
@@ -147,6 +153,20 @@ fn every_mutant_is_caught() {
     let missed: Vec<Mutant> =
         caught.iter().filter(|(_, failure)| failure.is_none()).map(|(m, _)| *m).collect();
     assert!(missed.is_empty(), "not caught in {SEEDS_FOR_A_MUTANT} seeds: {missed:?}");
+}
+
+/// A fault may give itself away by a figure; these have to be seen by what they do.
+#[test]
+fn the_faults_of_a_fair_line_are_caught_for_what_they_are() {
+    for (words, mutant, signs) in OF_THE_FAIR_LINE {
+        let caught = (0..SEEDS_FOR_A_MUTANT).find_map(|seed| {
+            let failure = sim::run(seed, Some(mutant)).err()?;
+            let sign = signs.iter().find(|sign| failure.what().contains(*sign))?;
+            Some((seed, *sign))
+        });
+        let (seed, sign) = caught.unwrap_or_else(|| panic!("{words}: nothing of {signs:?} is said"));
+        println!("{words}: seed {seed}: {sign}");
+    }
 }
 
 fn first_failure(mutant: Mutant) -> Option<(u64, String)> {

@@ -59,6 +59,7 @@ pub(super) struct Model {
     pub(super) now: Time,
     /// Everybody answers in time, so that what was promised must be kept.
     pub(super) upright: bool,
+    pub(super) figures: Figures,
     pub(super) policy: Policy,
     pub(super) budgets: Budgets,
     pub(super) devices: Vec<DeviceFact>,
@@ -93,6 +94,13 @@ pub(super) struct Model {
     pub(super) measured: BTreeMap<(ProcessId, DeviceId), Bytes>,
 }
 
+/// Whether what the arbiter shows of its settings and of who waits is judged, or what it does alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Figures {
+    Judged,
+    Ignored,
+}
+
 impl Model {
     pub(super) fn new(policy: Policy, budgets: Budgets, devices: &[DeviceSpec]) -> Self {
         let device = |spec: &DeviceSpec| DeviceFact {
@@ -105,6 +113,7 @@ impl Model {
         Self {
             now: Time::START,
             upright: false,
+            figures: Figures::Judged,
             policy,
             budgets,
             devices: devices.iter().map(device).collect(),

@@ -126,6 +126,12 @@ impl Mutant {
         Self::IgnoresResidency,
     ];
 
+    /// Whether the arbiter works with other settings than its clients were told of, so that figures alone would give
+    /// it away: it has to be caught by what it does.
+    pub(super) const fn shows_its_settings(self) -> bool {
+        matches!(self, Self::OvertakesBarriers | Self::FavoursFloods)
+    }
+
     /// What the arbiter is told of the policy.
     pub(super) fn misread(self, policy: &mut Policy, budgets: &mut Budgets) {
         match self {

@@ -60,7 +60,7 @@ impl Subject {
                     .snapshot(now)
                     .leases
                     .iter()
-                    .find(|lease| lease.guaranteed)
+                    .find(|lease| lease.guaranteed && lease.movable)
                     .map(|lease| lease.id),
                 false => None,
             };

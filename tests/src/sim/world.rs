@@ -11,7 +11,7 @@ use super::card::{Card, Proof, pids};
 use super::coverage::Coverage;
 use super::diary::Diary;
 use super::dice::Dice;
-use super::model::{Broken, Model, SegmentState, ensure};
+use super::model::{Broken, Figures, Model, SegmentState, ensure};
 use super::mutant::Mutant;
 use super::setting::Setting;
 use super::subject::Subject;
@@ -80,6 +80,9 @@ impl World {
         let subject = Subject::new(&setting, mutant);
         let mut model = Model::new(setting.policy, setting.budgets, &setting.devices);
         model.upright = setting.upright;
+        if mutant.is_some_and(Mutant::shows_its_settings) {
+            model.figures = Figures::Ignored;
+        }
         Self {
             dice,
             now: Time::START,

@@ -178,7 +178,8 @@ impl Model {
     pub(super) fn see_restore(&mut self, id: SegmentId, bytes: Bytes) -> Result<(), Broken> {
         let segment = self.segments.get(&id).cloned().ok_or_else(|| Broken(format!("{id} is unknown")))?;
         let (lease, device) = (segment.lease, segment.device);
-        ensure!(segment.is_away() && segment.bytes == bytes, "{id} comes back as it is {:?}", segment.state);
+        ensure!(segment.is_away(), "{id} comes back as it is {:?}", segment.state);
+        ensure!(segment.bytes == bytes, "{id} of {} comes back with {bytes}", segment.bytes);
         let comes = matches!(self.leases[&lease].journey, Journey::Resuming { recedes: false });
         ensure!(comes, "{id} comes back, and {lease} is {:?}", self.leases[&lease].journey);
         if self.charge_on(lease, device).set_aside < bytes {

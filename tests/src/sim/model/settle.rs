@@ -2,7 +2,7 @@
 
 use gpulease_arbiter::{AskView, Purpose, Snapshot, Time};
 
-use super::{Aim, Before, Broken, Model, SegmentState, Standing, Verdict, ensure};
+use super::{Aim, Before, Broken, Figures, Model, SegmentState, Standing, Verdict, ensure};
 
 impl Model {
     /// Takes from the snapshot what the rules leave open: to which devices a barrier is bound, and
@@ -71,7 +71,8 @@ impl Model {
                     self.newly_covered += 1;
                     ask.covered_at = now;
                 }
-                (ask.risen, ask.guaranteed) = (view.barrier, view.guaranteed);
+                let unseen = ask.senior && self.figures == Figures::Ignored;
+                (ask.risen, ask.guaranteed) = (view.barrier || unseen, view.guaranteed);
                 if view.barrier && view.lease.is_none() {
                     self.rebound.insert(index, view.devices.clone());
                 }
