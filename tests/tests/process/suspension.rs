@@ -45,16 +45,27 @@ impl Scene {
     }
 
     fn with(stage: Stage, jobs: u64, arena: &str, budgets: &str) -> Self {
-        Self::configured(stage, jobs, arena, &format!("{QUICK}{budgets}"))
+        Self::configured(stage, jobs, arena, Pinned::Contexts(jobs), |_| format!("{QUICK}{budgets}"))
     }
 
-    fn configured(stage: Stage, jobs: u64, arena: &str, rest: &str) -> Self {
+    fn configured(
+        stage: Stage,
+        jobs: u64,
+        arena: &str,
+        pinned: Pinned,
+        rest: impl Fn(Bytes) -> String,
+    ) -> Self {
         println!("on {stage}");
+        let unit = unit(&stage);
         // Contexts stay where they are, whatever moves.
-        let contexts = jobs * stage.overhead().get();
-        let pinned = if contexts > 0 { format!("pinned_max = \"{contexts}B\"\n") } else { String::new() };
-        let unit = if matches!(stage, Stage::Gpu(Gpu::Real(_))) { mib(128) } else { mib(1) };
-        let capacity = Bytes::new(WHOLE * unit.get() + contexts);
+        let context = stage.overhead().get();
+        let stays = match pinned {
+            Pinned::Contexts(of) => of * context,
+            Pinned::Segments(units) => jobs * context + units * unit.get(),
+        };
+        let pinned = if context > 0 { format!("pinned_max = \"{stays}B\"\n") } else { String::new() };
+        let capacity = Bytes::new(WHOLE * unit.get() + jobs * context);
+        let rest = rest(unit);
         let arena = scaled(arena, unit);
         let daemon = stage.daemon_with(capacity, &format!("arena = \"{arena}\"\n{pinned}{rest}"));
         let ledger = Ledger::of(&daemon);
@@ -64,11 +75,11 @@ impl Scene {
     /// On host memory, on a stand-in whose contexts cost just what is set aside for them, and on a real card, each
     /// when its turn comes.
     fn all(jobs: u64, arena: &str) -> impl Iterator<Item = Self> {
-        let card = Standin::with(&[("DEVICES", "1"), ("CONTEXT", "635MiB")]);
-        let test = std::thread::current().name().unwrap_or("a suspension").to_owned();
-        let real = std::iter::once_with(move || Gpu::real(&test)).flatten();
-        let stages = [Stage::Host, Stage::Gpu(Gpu::Standin(card))].into_iter().chain(real.map(Stage::Gpu));
-        stages.map(move |stage| Self::on(stage, jobs, arena))
+        Self::all_with(jobs, arena, Pinned::Contexts(jobs))
+    }
+
+    fn all_with(jobs: u64, arena: &str, pinned: Pinned) -> impl Iterator<Item = Self> {
+        stages().map(move |stage| Self::configured(stage, jobs, arena, pinned, |_| QUICK.to_owned()))
     }
 
     /// A command with its sizes in the scene's units.
@@ -122,6 +133,29 @@ impl Scene {
         self.ledger.wait_for_no_leak();
         self.daemon.stop();
     }
+}
+
+/// What may be pinned of the device.
+#[derive(Clone, Copy)]
+enum Pinned {
+    /// The contexts of so many jobs.
+    Contexts(u64),
+    /// Those of all jobs, and so many units beside.
+    Segments(u64),
+}
+
+/// What a test calls a MiB on this device.
+fn unit(stage: &Stage) -> Bytes {
+    if matches!(stage, Stage::Gpu(Gpu::Real(_))) { mib(128) } else { mib(1) }
+}
+
+/// Host memory, a stand-in whose contexts cost just what is set aside for them, and a real card, each when its turn
+/// comes.
+fn stages() -> impl Iterator<Item = Stage> {
+    let card = Standin::with(&[("DEVICES", "1"), ("CONTEXT", "635MiB")]);
+    let test = std::thread::current().name().unwrap_or("a suspension").to_owned();
+    let real = std::iter::once_with(move || Gpu::real(&test)).flatten();
+    [Stage::Host, Stage::Gpu(Gpu::Standin(card))].into_iter().chain(real.map(Stage::Gpu))
 }
 
 /// Words in which `12MiB` means that many units.
@@ -199,6 +233,9 @@ fn a_stopped_job_is_left_alone_and_goes_on() {
         let other = scene.job();
         let why = other.refused(&scene.sized("acquire other 12MiB wait=4s"));
         assert!(why.contains("(wait_over)"), "{why}");
+        // It was asked, and did not answer.
+        let cancelled = scene.wait_for_event("suspend_cancelled");
+        assert!(cancelled.message.contains("did not drain"), "{}", cancelled.message);
         assert_eq!(lease(&scene.ledger.now(), "one").held_bytes, scene.size(12));
         one.signal(Signal::CONT);
         one.must("check s one 7");
@@ -255,25 +292,33 @@ fn a_suspended_lease_waits_for_whoever_uses_the_device() {
 /// though the device has room.
 #[test]
 fn a_full_arena_suspends_nobody() {
-    let scene = Scene::on(Stage::Host, 3, "8MiB");
-    let one = scene.job();
-    one.must(&scene.sized("acquire one 6MiB wait=20s"));
-    let two = scene.job();
-    two.must(&scene.sized("acquire two 4MiB wait=20s"));
-    let status = scene.ledger.now();
-    assert!(lease(&status, "one").suspendable && !lease(&status, "two").suspendable);
-    let three = scene.job();
-    three.must(&scene.sized("ask three 6MiB wait=60s"));
-    let reason =
-        scene.ledger.wait("three waits", |status| status.waiting.first().map(|ask| ask.reason.clone()));
-    assert!(["arena_full", "pinned_full"].contains(&reason.as_str()), "{reason}");
-    let why = remembered(scene.ledger.observer());
-    assert!(!why.iter().any(|event| event.kind == "suspending"), "{why:?}");
-    one.must("release one");
-    three.must("granted three");
-    assert!(lease(&scene.ledger.now(), "three").suspendable);
-    [one, two, three].iter().for_each(|job| drop(job.must("end")));
-    scene.ends();
+    for scene in Scene::all_with(3, "8MiB", Pinned::Segments(4)) {
+        let one = scene.job();
+        one.must(&scene.sized("acquire one 6MiB wait=20s"));
+        one.must(&scene.sized("take s one 6MiB"));
+        one.must("fill s one 3");
+        let two = scene.job();
+        two.must(&scene.sized("acquire two 4MiB wait=20s"));
+        two.must(&scene.sized("take t two 4MiB"));
+        two.must("fill t two 5");
+        let status = scene.ledger.now();
+        assert!(lease(&status, "one").suspendable && !lease(&status, "two").suspendable);
+        let three = scene.job();
+        three.must(&scene.sized("ask three 6MiB wait=60s"));
+        let reason =
+            scene.ledger.wait("three waits", |status| status.waiting.first().map(|ask| ask.reason.clone()));
+        assert!(["arena_full", "pinned_full"].contains(&reason.as_str()), "{reason}");
+        one.must("check s one 3");
+        two.must("check t two 5");
+        let why = remembered(scene.ledger.observer());
+        assert!(!why.iter().any(|event| event.kind == "suspending"), "{why:?}");
+        one.must("free s");
+        one.must("release one");
+        three.must("granted three");
+        assert!(lease(&scene.ledger.now(), "three").suspendable);
+        [one, two, three].iter().for_each(|job| drop(job.must("end")));
+        scene.ends();
+    }
 }
 
 /// Policy may end a holder that lets the deadline pass; by default it does not.
@@ -358,7 +403,7 @@ impl Departure {
         for command in
             ["connect", "open", "ask a 12MiB", "granted a", "allocate s a 12MiB", "claim s", "map s"]
         {
-            job.must(&format!("wire {command}"));
+            job.must(&scene.sized(&format!("wire {command}")));
         }
         for command in ["acknowledge s", "fill s 7"] {
             job.must(&format!("wire {command}"));
@@ -380,8 +425,8 @@ impl Departure {
 
 #[test]
 fn a_job_may_die_at_any_step_of_its_way_out_and_back() {
-    for steps in 1..=WAY.len() {
-        let scene = Scene::on(Stage::Host, 2, "64MiB");
+    for (steps, scene) in (1..=WAY.len()).flat_map(|steps| Scene::all(2, "64MiB").map(move |on| (steps, on)))
+    {
         let (done, _) = WAY.split_at(steps);
         println!("killed when {}", done[steps - 1].1);
         let way = Departure::of(&scene);
