@@ -126,3 +126,26 @@ fn without_the_library_the_run_is_refused_and_no_preload_says_that_it_is_not_wan
     }
     lab.daemon.stop();
 }
+
+/// The run-time library of a sanitizer has to be the first in a program, and looks symbols up before anything else of it works.
+#[test]
+fn a_program_with_a_sanitizer_starts_under_the_library() {
+    let (lab, folder) = (Lab::new(), tempfile::tempdir().expect("a folder"));
+    let (source, made) = (folder.path().join("a.c"), folder.path().join("a"));
+    let text = "#include <stdio.h>\n#include <stdlib.h>\nint main() { free(malloc(9)); puts(\"fine\"); }\n";
+    std::fs::write(&source, text).expect("the folder takes a file");
+    let compiler = |arguments: &[&std::ffi::OsStr]| Command::new("cc").args(arguments).output();
+    let built = compiler(&["-fsanitize=address".as_ref(), source.as_ref(), "-o".as_ref(), made.as_ref()]);
+    if !built.is_ok_and(|built| built.status.success()) {
+        println!("skipped: no C compiler with -fsanitize=address");
+        return;
+    }
+    let place = compiler(&["-print-file-name=libasan.so".as_ref()]).expect("it ran a moment ago");
+    let place = String::from_utf8(place.stdout).expect("a path");
+    let mut command = Command::new(programs::gpulease());
+    lab.standin.apply(&mut command);
+    command.arg("--socket").arg(lab.daemon.socket()).args(["run", "-q", "-m", "64MiB", "--"]).arg(&made);
+    command.env("LD_PRELOAD", place.trim()).env("ASAN_OPTIONS", "detect_leaks=0");
+    assert_eq!(lines(&command.output().expect("it can be run")), ["fine"]);
+    lab.daemon.stop();
+}

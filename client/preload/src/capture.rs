@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::code::{Code, SUCCESS};
 use crate::driver;
 use crate::entries::real;
+use crate::job;
 use crate::pools;
 
 static STREAMS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
@@ -93,6 +94,9 @@ pub(crate) unsafe fn destroy(stream: *mut c_void) -> Code {
 }
 
 fn change(change: impl FnOnce(&mut BTreeSet<usize>) -> bool) {
+    if job::is_of_no_matter() {
+        return;
+    }
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     change(&mut streams);
     UNDER_WAY.store(streams.len(), Ordering::SeqCst);

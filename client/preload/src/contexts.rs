@@ -53,7 +53,7 @@ pub(crate) unsafe fn create_v4(
 /// # Safety
 /// On success there is a context at `out`.
 unsafe fn created(code: Code, out: *mut *mut c_void) -> Code {
-    if code == SUCCESS {
+    if code == SUCCESS && !job::is_of_no_matter() {
         // SAFETY: the caller's promise.
         let context = unsafe { *out } as usize;
         OWN.lock().unwrap_or_else(PoisonError::into_inner).insert(context);
@@ -63,7 +63,9 @@ unsafe fn created(code: Code, out: *mut *mut c_void) -> Code {
 
 /// `cuCtxDestroy`
 pub(crate) unsafe fn destroy(context: *mut c_void) -> Code {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner).remove(&(context as usize));
+    if !job::is_of_no_matter() {
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).remove(&(context as usize));
+    }
     // SAFETY: the caller's argument, passed on.
     unsafe { real::cuCtxDestroy_v2(context) }
 }
@@ -78,7 +80,7 @@ pub(crate) unsafe fn wait() -> Code {
 pub(crate) unsafe fn retain(out: *mut *mut c_void, device: c_int) -> Code {
     // SAFETY: the caller's arguments, passed on.
     let code = unsafe { real::cuDevicePrimaryCtxRetain(out, device) };
-    if code == SUCCESS {
+    if code == SUCCESS && !job::is_of_no_matter() {
         *RETAINED.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default() += 1;
     }
     code
@@ -100,6 +102,9 @@ pub(crate) unsafe fn release_v1(device: c_int) -> Code {
 
 /// With the program's last claim on the context its memory goes, although the library has a claim of its own.
 fn released(device: c_int) {
+    if job::is_of_no_matter() {
+        return;
+    }
     let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
     let claims = retained.get_mut(&device);
     let last = claims.is_some_and(|claims| {

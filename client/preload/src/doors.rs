@@ -25,15 +25,33 @@ const ASK_THE_REAL_ONE: Answer = Answer { decided: 0, pointer: std::ptr::null_mu
 extern "C" fn sym(handle: *mut c_void, name: *const c_char) -> Answer {
     real::of_loader(&DLSYM, c"dlsym");
     real::of_loader(&DLVSYM, c"dlvsym");
-    if name.is_null() || real::is_within() {
+    // SAFETY: who looks a symbol up gives a string.
+    if name.is_null() || !unsafe { may_be_ours(name) } || real::is_within() {
         return ASK_THE_REAL_ONE;
     }
     // SAFETY: who looks a symbol up gives a string.
     let name = unsafe { CStr::from_ptr(name) };
     match entries::by_symbol(name) {
         Some(entry) => ours(entry, handle, name),
+        // What comes after us would go around us.
+        None if name.to_bytes().starts_with(b"cu") && entries::is_later_form(name) && job::is_named() => {
+            entries::say_unknown(name);
+            Answer { decided: 1, pointer: std::ptr::null_mut() }
+        }
         None => ASK_THE_REAL_ONE,
     }
+}
+
+/// Whether a name begins as the driver's or NVML's do. Calls nothing, not even what compares bytes: a sanitizer asks for just that
+/// at its own start, and can't do it before.
+///
+/// # Safety
+/// It is a string.
+unsafe fn may_be_ours(name: *const c_char) -> bool {
+    // SAFETY: a string ends with a zero, behind which nothing is read, since no beginning has one.
+    let begins =
+        |with: &[u8]| (0..with.len()).all(|nth| unsafe { name.add(nth).read_volatile() } as u8 == with[nth]);
+    begins(b"cu") || begins(b"nvml")
 }
 
 /// Our function, where the real one would be found: a library that is not there must not seem to be.

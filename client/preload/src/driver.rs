@@ -35,7 +35,10 @@ called! {
     CUDA cuEventRecord_ptsz(event: *mut c_void, stream: *mut c_void);
     CUDA cuEventQuery(event: *mut c_void);
     CUDA cuEventSynchronize(event: *mut c_void);
+    CUDA cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: c_int);
+    CUDA cuDevicePrimaryCtxRelease_v2(device: c_int);
     CUDA cuDeviceGetMemPool(pool: *mut *mut c_void, device: c_int);
+    CUDA cuDeviceGetDefaultMemPool(pool: *mut *mut c_void, device: c_int);
     CUDA cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_uint, value: *mut c_void);
     CUDA cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
     CUDA cuMemCreate(out: *mut u64, bytes: usize, properties: *const c_void, flags: u64);
@@ -60,4 +63,27 @@ pub(crate) fn current_device() -> Result<i32, Code> {
 pub(crate) fn synchronize() -> Result<(), Code> {
     // SAFETY: the call has no arguments.
     check(unsafe { cuCtxSynchronize() })
+}
+
+/// Waits for all work on a device that has memory of the lease: of the current context where that is the device's, else of its
+/// primary one, which the library has a claim on.
+///
+/// # Errors
+/// As [`synchronize`].
+pub(crate) fn synchronize_on(device: c_int) -> Result<(), Code> {
+    if current_device() == Ok(device) {
+        return synchronize();
+    }
+    let (mut context, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the pointers are to handles of ours; what was current before is so again afterwards, and the claim is given up.
+    unsafe {
+        check(cuDevicePrimaryCtxRetain(&mut context, device))?;
+        let waited = check(cuCtxPushCurrent_v2(context)).and_then(|()| {
+            let waited = synchronize();
+            cuCtxPopCurrent_v2(&mut popped);
+            waited
+        });
+        cuDevicePrimaryCtxRelease_v2(device);
+        waited
+    }
 }

@@ -17,19 +17,76 @@ struct Dynamic {
     value: u64,
 }
 
-struct Wanted<'n> {
-    libraries: &'n [&'n str],
-    symbol: &'n CStr,
-    found: Option<NonNull<c_void>>,
+/// A loaded object, as the loader lists it for debuggers: `link_map`.
+#[repr(C)]
+struct Object {
+    base: u64,
+    path: *const c_char,
+    dynamic: *const Dynamic,
+    next: *const Object,
+}
+
+/// `r_debug`
+#[repr(C)]
+struct Loaded {
+    version: c_int,
+    first: *const Object,
+}
+
+unsafe extern "C" {
+    static _r_debug: Loaded;
 }
 
 /// The address of a symbol that one of these libraries defines, in the order in which they were loaded. A library is
 /// named by the beginning of its file's name.
+///
+/// The loader's list is read as it is: `dl_iterate_phdr` may be another library's, too, which asks for symbols before it can
+/// answer (AddressSanitizer's does). These libraries come with the program and stay.
 pub(crate) fn find(libraries: &[&str], symbol: &CStr) -> Option<NonNull<c_void>> {
-    let mut wanted = Wanted { libraries, symbol, found: None };
-    // SAFETY: the callback takes what the loader hands it, and `wanted` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut wanted).cast()) };
-    wanted.found
+    // SAFETY: the loader has filled it in before any code of the program runs.
+    let mut next = unsafe { (&raw const _r_debug.first).read_volatile() };
+    while !next.is_null() {
+        // SAFETY: an object of the loader's list, and its name is a string or null.
+        let (object, named) = unsafe { (&*next, is_named(&*next, libraries)) };
+        if named {
+            // SAFETY: the object is loaded, and stays.
+            let found = unsafe { Tables::of(object.base, object.dynamic)?.find(symbol) };
+            if found.is_some() {
+                return found;
+            }
+        }
+        next = object.next;
+    }
+    None
+}
+
+/// # Safety
+/// The object is of the loader's list.
+unsafe fn is_named(object: &Object, libraries: &[&str]) -> bool {
+    if object.path.is_null() {
+        return false;
+    }
+    let (mut file, mut at) = (object.path, object.path);
+    // SAFETY: the caller's promise: the path is a string, which ends with a zero.
+    unsafe {
+        while at.read_volatile() != 0 {
+            at = at.add(1);
+            if at.sub(1).read_volatile() == b'/' as c_char {
+                file = at;
+            }
+        }
+        libraries.iter().any(|library| begins(file, library.as_bytes()))
+    }
+}
+
+/// Whether a string begins so. Calls nothing: what compares bytes may be a sanitizer's, which asks for symbols before it can do
+/// that.
+///
+/// # Safety
+/// It is a string, and the beginning has no zero but at its end.
+unsafe fn begins(string: *const c_char, with: &[u8]) -> bool {
+    // SAFETY: the caller's promise; nothing is read behind the first difference.
+    (0..with.len()).all(|nth| unsafe { string.add(nth).read_volatile() } as u8 == with[nth])
 }
 
 /// Whether the object that an address is in defines one of these symbols.
@@ -52,28 +109,14 @@ unsafe extern "C" fn ask(info: *mut libc::dl_phdr_info, _size: usize, question: 
     if !headers.iter().any(within) {
         return 0;
     }
+    let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else { return 1 };
+    let dynamic = (info.dlpi_addr + dynamic.p_vaddr) as *const Dynamic;
     // SAFETY: the object is loaded, and the loader does not unload it during the walk.
-    if let Some(tables) = unsafe { Tables::of(info) } {
+    if let Some(tables) = unsafe { Tables::of(info.dlpi_addr, dynamic) } {
         // SAFETY: as above.
         question.2 = question.1.iter().any(|symbol| unsafe { tables.find(symbol) }.is_some());
     }
     1
-}
-
-unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, wanted: *mut c_void) -> c_int {
-    // SAFETY: the loader gives a valid record for the time of the call; `wanted` is `find`'s own.
-    let (info, wanted) = unsafe { (&*info, &mut *wanted.cast::<Wanted<'_>>()) };
-    if info.dlpi_name.is_null() {
-        return 0;
-    }
-    // SAFETY: the name of a loaded object is a string.
-    let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy();
-    let file = path.rsplit('/').next().unwrap_or_default();
-    if wanted.libraries.iter().any(|library| file.starts_with(library)) {
-        // SAFETY: the object is loaded, and the loader does not unload it during the walk.
-        wanted.found = unsafe { Tables::of(info) }.and_then(|tables| unsafe { tables.find(wanted.symbol) });
-    }
-    c_int::from(wanted.found.is_some())
 }
 
 /// The tables of a loaded object that a look-up needs.
@@ -86,13 +129,8 @@ struct Tables {
 
 impl Tables {
     /// # Safety
-    /// The record is of a loaded object.
-    unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
-        let base = info.dlpi_addr;
-        // SAFETY: the loader's array has that many headers.
-        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
-        let mut entry = (base + dynamic.p_vaddr) as *const Dynamic;
+    /// They are of a loaded object.
+    unsafe fn of(base: u64, mut entry: *const Dynamic) -> Option<Self> {
         let (mut strings, mut symbols, mut hash) = (0, 0, 0);
         // SAFETY: a dynamic section ends with an entry whose tag is zero.
         while unsafe { (*entry).tag } != 0 {
@@ -139,8 +177,8 @@ impl Tables {
             while at >= first && at != 0 {
                 let hash = *chains.add((at - first) as usize);
                 let found = &*self.symbols.add(at as usize);
-                let name = CStr::from_ptr(self.strings.add(found.st_name as usize));
-                if hash | 1 == wanted | 1 && name == symbol && found.st_shndx != 0 {
+                let name = self.strings.add(found.st_name as usize);
+                if hash | 1 == wanted | 1 && begins(name, symbol.to_bytes_with_nul()) && found.st_shndx != 0 {
                     return NonNull::new((self.base + found.st_value) as *mut c_void);
                 }
                 if hash & 1 == 1 {

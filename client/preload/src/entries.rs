@@ -7,9 +7,11 @@ use std::sync::OnceLock;
 use crate::code::Code;
 use crate::gated::GATED;
 use crate::real::{CUDA, Library, NVML};
+use crate::report::Once;
 use crate::vmm::Properties;
 use crate::{
-    ancient, arrays, budget, capture, contexts, job, memory, modules, peers, pools, proc_address, vmm,
+    ancient, arrays, budget, capture, contexts, elsewhere, job, memory, modules, peers, pools, proc_address,
+    vmm,
 };
 
 /// Which default stream a function means.
@@ -20,6 +22,9 @@ pub(crate) enum Streams {
     /// One of each thread's own.
     PerThread,
 }
+
+/// The newest CUDA version whose functions the table has.
+pub(crate) const KNOWN: c_int = 13_020;
 
 /// One function that we stand before.
 pub(crate) struct Entry {
@@ -44,6 +49,37 @@ pub(crate) fn by_symbol(symbol: &CStr) -> Option<&'static Entry> {
         return None;
     }
     all().find(|entry| entry.symbol == symbol)
+}
+
+/// Whether a symbol is a later form of one of ours, `cuMemAlloc_v9` say, which would go around us. Costs as much as
+/// [`by_symbol`].
+pub(crate) fn is_later_form(symbol: &CStr) -> bool {
+    let Some((base, number)) = form(symbol.to_bytes()) else { return false };
+    let known = all().filter(|entry| entry.base.as_bytes() == base);
+    // One that has no number is the first.
+    let known = known.map(|entry| form(entry.symbol.to_bytes()).map_or(1, |(_, number)| number)).max();
+    known.is_some_and(|known| number > known)
+}
+
+/// The base name of a symbol and the number of its form.
+fn form(symbol: &[u8]) -> Option<(&[u8], u32)> {
+    let whole =
+        [&b"_ptsz"[..], b"_ptds"].into_iter().find_map(|end| symbol.strip_suffix(end)).unwrap_or(symbol);
+    let digits = whole.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let (name, number) = whole.split_at(whole.len() - digits);
+    Some((name.strip_suffix(b"_v")?, std::str::from_utf8(number).ok()?.parse().ok()?))
+}
+
+/// Says once that a function is not given out.
+pub(crate) fn say_unknown(name: &CStr) {
+    static SAID: Once = Once::new();
+    SAID.say(|| {
+        format!(
+            "the driver has a later {} than this version of gpulease knows, and a program in a lease does not get it; a newer \
+             gpulease may know it",
+            name.to_string_lossy()
+        )
+    });
 }
 
 /// Ours for the real function at this address. Functions that share one are told apart by the name that was asked for.
@@ -182,6 +218,10 @@ served! {
         pool: *mut *mut c_void, properties: *const pools::Properties) => pools::create;
     CUDA 11020 "cuMemPoolDestroy" cuMemPoolDestroy(pool: *mut c_void) => pools::destroy;
     CUDA 11020 "cuMemPoolTrimTo" cuMemPoolTrimTo(pool: *mut c_void, keep: usize) => pools::trim;
+    CUDA 13000 "cuMemGetDefaultMemPool" cuMemGetDefaultMemPool(
+        pool: *mut *mut c_void, location: *const pools::Location, kind: c_uint) => pools::default_of;
+    CUDA 13000 "cuMemGetMemPool" cuMemGetMemPool(
+        pool: *mut *mut c_void, location: *const pools::Location, kind: c_uint) => pools::current_of;
     CUDA 11020 "cuMemPoolSetAccess" cuMemPoolSetAccess(
         pool: *mut c_void, rights: *const peers::Right, count: usize) => peers::of_pool;
     CUDA 11020 "cuMemPoolGetAttribute" cuMemPoolGetAttribute(
@@ -199,8 +239,21 @@ served! {
         out: *mut Properties, handle: u64) => vmm::properties;
     CUDA 10020 "cuMemExportToShareableHandle" cuMemExportToShareableHandle(
         out: *mut c_void, handle: u64, kind: c_uint, flags: u64) => vmm::export;
+    CUDA 11070 "cuMemGetHandleForAddressRange" cuMemGetHandleForAddressRange(
+        out: *mut c_void, at: u64, bytes: usize, kind: c_uint, flags: u64) => elsewhere::range_handle;
+    CUDA 11010 "cuMemMapArrayAsync" cuMemMapArrayAsync(
+        list: *const elsewhere::MapInfo, count: c_uint, stream: *mut c_void) => elsewhere::map_arrays;
+    CUDA 11010 "cuMemMapArrayAsync" cuMemMapArrayAsync_ptsz [per_thread] (
+        list: *const elsewhere::MapInfo, count: c_uint, stream: *mut c_void) => elsewhere::map_arrays_per_thread;
     CUDA 12010 "cuMulticastBindMem" cuMulticastBindMem(
-        multicast: u64, to: usize, handle: u64, from: usize, bytes: usize, flags: u64) => vmm::bind;
+        multicast: u64, to: usize, handle: u64, from: usize, bytes: usize, flags: u64) => elsewhere::bind;
+    CUDA 13010 "cuMulticastBindMem" cuMulticastBindMem_v2(
+        multicast: u64, device: c_int, to: usize, handle: u64, from: usize, bytes: usize,
+        flags: u64) => elsewhere::bind_v2;
+    CUDA 12010 "cuMulticastBindAddr" cuMulticastBindAddr(
+        multicast: u64, to: usize, at: u64, bytes: usize, flags: u64) => elsewhere::bind_range;
+    CUDA 13010 "cuMulticastBindAddr" cuMulticastBindAddr_v2(
+        multicast: u64, device: c_int, to: usize, at: u64, bytes: usize, flags: u64) => elsewhere::bind_range_v2;
 
     CUDA 6000 "cuMemAllocManaged" cuMemAllocManaged(out: *mut u64, bytes: usize, flags: c_uint) => arrays::managed;
     CUDA 3020 "cuArrayCreate" cuArrayCreate_v2(out: *mut *mut c_void, shape: *const arrays::Flat) => arrays::create;

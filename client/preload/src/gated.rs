@@ -116,6 +116,12 @@ gated! {
     12080 "cuMemcpy3DBatchAsync" cuMemcpy3DBatchAsync_ptsz [per_thread] (a b c d e);
     13000 "cuMemcpy3DBatchAsync" cuMemcpy3DBatchAsync_v2 (a b c d);
     13000 "cuMemcpy3DBatchAsync" cuMemcpy3DBatchAsync_v2_ptsz [per_thread] (a b c d);
+    13020 "cuMemcpyWithAttributesAsync" cuMemcpyWithAttributesAsync (a b c d e);
+    13020 "cuMemcpyWithAttributesAsync" cuMemcpyWithAttributesAsync_ptsz [per_thread] (a b c d e);
+    13020 "cuMemcpy3DWithAttributesAsync" cuMemcpy3DWithAttributesAsync (a b c);
+    13020 "cuMemcpy3DWithAttributesAsync" cuMemcpy3DWithAttributesAsync_ptsz [per_thread] (a b c);
+    12060 "cuMemBatchDecompressAsync" cuMemBatchDecompressAsync (a b c d e);
+    12060 "cuMemBatchDecompressAsync" cuMemBatchDecompressAsync_ptsz [per_thread] (a b c d e);
     3020 "cuMemsetD8" cuMemsetD8_v2 (a b c);
     7000 "cuMemsetD8" cuMemsetD8_v2_ptds [per_thread] (a b c);
     3020 "cuMemsetD8Async" cuMemsetD8Async (a b c d);

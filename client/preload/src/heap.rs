@@ -5,7 +5,7 @@
 
 mod chunk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,6 @@ use gpulease_client::{Bytes, DeviceId, mib};
 
 use crate::capture;
 use crate::code::{Code, OUT_OF_MEMORY};
-use crate::driver;
 use crate::job::Job;
 use crate::piece::Piece;
 use chunk::{Chunk, Part};
@@ -84,7 +83,7 @@ impl Heap {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room.
     pub(crate) fn allocate(&self, job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<u64, Code> {
-        self.leave_limbo();
+        self.leave_limbo(job);
         let mut inner = self.lock();
         let parts = bytes.get().saturating_mul(PARTS_OF_A_CHUNK);
         let small = parts <= LEAST_CHUNK.get() || parts <= inner.arena(device).next_chunk(job.limit()).get();
@@ -107,8 +106,8 @@ impl Heap {
         }
     }
 
-    /// Gives memory back. Like the driver it waits for all work of the context before.
-    pub(crate) fn free(&self, at: u64) -> Freed {
+    /// Gives memory back. Like the driver it waits for all work before on the memory's device, whichever is current.
+    pub(crate) fn free(&self, job: &Job, at: u64) -> Freed {
         let mut inner = self.lock();
         let Some(block) = inner.strike(at) else { return Freed::Unknown };
         if capture::is_under_way() {
@@ -117,7 +116,7 @@ impl Heap {
             return Freed::Ours(Ok(()));
         }
         drop(inner);
-        let done = driver::synchronize();
+        let done = job.synchronize(block.device());
         self.end(block);
         Freed::Ours(done)
     }
@@ -135,24 +134,25 @@ impl Heap {
         let (gone, kept): (BTreeMap<_, _>, _) =
             wholes.into_iter().partition(|(_, piece)| piece.device() == device);
         inner.wholes = kept;
-        inner.limbo.retain(|block| !block.is_on(device));
+        inner.limbo.retain(|block| block.device() != device);
         let chunks = inner.devices.remove(&device);
         drop(inner);
         drop((gone, chunks));
     }
 
     /// What was freed while a stream recorded is free once none does.
-    fn leave_limbo(&self) {
+    fn leave_limbo(&self, job: &Job) {
         if self.limbo.load(Ordering::Relaxed) == 0 || capture::is_under_way() {
             return;
         }
         self.limbo.store(0, Ordering::Relaxed);
         let limbo = std::mem::take(&mut self.lock().limbo);
-        if !limbo.is_empty() {
+        let devices: BTreeSet<DeviceId> = limbo.iter().map(Block::device).collect();
+        for device in devices {
             // An error is of work that ran before, and somebody else's to see.
-            let _ = driver::synchronize();
-            limbo.into_iter().for_each(|block| self.end(block));
+            let _ = job.synchronize(device);
         }
+        limbo.into_iter().for_each(|block| self.end(block));
     }
 
     /// The allocation that an address is in.
@@ -254,10 +254,10 @@ impl Arena {
 }
 
 impl Block {
-    fn is_on(&self, device: DeviceId) -> bool {
+    fn device(&self) -> DeviceId {
         match self {
-            Self::Whole(piece) => piece.device() == device,
-            Self::Part { device: on, .. } => *on == device,
+            Self::Whole(piece) => piece.device(),
+            Self::Part { device, .. } => *device,
         }
     }
 }

@@ -124,6 +124,12 @@ pub(crate) fn is_named() -> bool {
     named().is_some()
 }
 
+/// Whether this process has no lease, or was forked from one that has: then no book is kept, and no lock taken that another
+/// thread of the parent may have had at the fork.
+pub(crate) fn is_of_no_matter() -> bool {
+    !is_named() || fork::is_child()
+}
+
 /// The limit that the environment tells, for who asks before the lease is joined.
 pub(crate) fn limit_told() -> Option<Bytes> {
     named()?.memory
@@ -252,6 +258,15 @@ impl Job {
     /// The leased device with this number of CUDA's.
     pub(crate) fn device(&self, number: i32) -> Option<&Leased> {
         self.devices.iter().find(|device| device.number == number)
+    }
+
+    /// Waits for all work on a leased device.
+    ///
+    /// # Errors
+    /// What the driver says, which includes errors of work that ran before.
+    pub(crate) fn synchronize(&self, id: DeviceId) -> Result<(), Code> {
+        let leased = self.devices.iter().find(|leased| leased.id == id);
+        driver::synchronize_on(leased.expect("segments are on leased devices").number)
     }
 
     /// How much this process has of a device of the lease.

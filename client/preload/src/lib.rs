@@ -27,6 +27,7 @@ mod contexts;
 mod doors;
 mod driver;
 mod elf;
+mod elsewhere;
 mod entries;
 mod fork;
 mod gate;

@@ -65,7 +65,7 @@ pub(crate) unsafe fn free(at: u64) -> Code {
         let job = job::current()?;
         let freed = job.map_or(Freed::Unknown, |job| {
             job.pools.forget(at);
-            job.heap.free(at)
+            job.heap.free(job, at)
         });
         match freed {
             Freed::Ours(result) => result,

@@ -28,7 +28,7 @@ use crate::job::{self, Job};
 use crate::memory;
 use figures::Figures;
 use home::Home;
-pub(crate) use home::Properties;
+pub(crate) use home::{Location, Properties, create, current_of, default_of};
 use waiting::{Line, Order, Waiting};
 
 const RELEASE_THRESHOLD: c_uint = 4;
@@ -49,7 +49,7 @@ struct Inner {
     taken: BTreeMap<u64, Taken>,
     freed: Line,
     figures: BTreeMap<usize, Figures>,
-    /// Of the pools that the program has made.
+    /// Of the pools that the program has made or asked for.
     homes: BTreeMap<usize, Home>,
 }
 
@@ -115,8 +115,11 @@ unsafe fn served(
     let take = || {
         let Some(job) = job::current()? else { return check(real()) };
         let here = driver::current_device()?;
+        let home = match pool {
+            Some(pool) => job.pools.home_of(job, pool),
+            None => job.pools.lock().homes.get(&(pool_of(here) as usize)).copied(),
+        };
         let pool = pool.unwrap_or_else(|| pool_of(here)) as usize;
-        let home = job.pools.lock().homes.get(&pool).copied();
         let device = match home.unwrap_or(Home::Lease(here)) {
             Home::Host => return check(real()),
             Home::Driver(_) | Home::Lease(_) if capture::is_of(stream) => {
@@ -160,26 +163,6 @@ fn given(at: u64, stream: *mut c_void, streams: Streams, real: impl FnOnce() -> 
         job.pools.give(job, at, stream, streams)
     };
     code_of(give())
-}
-
-/// `cuMemPoolCreate`
-pub(crate) unsafe fn create(pool: *mut *mut c_void, properties: *const Properties) -> Code {
-    let served = || {
-        // SAFETY: the caller's arguments, passed on.
-        let ask = || check(unsafe { real::cuMemPoolCreate(pool, properties.cast()) });
-        // SAFETY: a pointer to properties as in the header, or null.
-        let (Some(job), Some(asked)) = (job::current()?, unsafe { properties.as_ref() }) else {
-            return ask();
-        };
-        if asked.is_for_export() {
-            charged::pin(job, "pool for export")?;
-        }
-        ask()?;
-        // SAFETY: the driver has written it.
-        job.pools.lock().homes.insert(unsafe { *pool } as usize, asked.home());
-        Ok(())
-    };
-    code_of(served())
 }
 
 /// `cuMemPoolDestroy`
@@ -311,7 +294,7 @@ impl Pools {
                 // A stream of another context: then all of it is waited for.
                 inner.figures.entry(pool).or_default().gone(bytes);
                 drop(inner);
-                let done = driver::synchronize();
+                let done = driver::synchronize_on(device);
                 job.heap.free_unused(at);
                 done
             }
@@ -323,15 +306,6 @@ impl Pools {
         let pools = self.lock().homes.clone();
         let here = pools.iter().filter(|(_, home)| **home == Home::Driver(device));
         here.map(|(pool, _)| charged::of_pool(*pool as *mut c_void)).sum()
-    }
-
-    /// The device whose memory of the lease a pool gives out.
-    pub(crate) fn device_of(&self, job: &Job, pool: *mut c_void) -> Option<c_int> {
-        match self.lock().homes.get(&(pool as usize)) {
-            Some(Home::Lease(device)) => Some(*device),
-            Some(Home::Driver(_) | Home::Host) => None,
-            None => job.devices.iter().map(|device| device.number).find(|number| pool_of(*number) == pool),
-        }
     }
 
     /// All memory of a device goes.

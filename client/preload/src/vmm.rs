@@ -177,22 +177,6 @@ pub(crate) unsafe fn export(out: *mut c_void, handle: u64, kind: c_uint, flags: 
     unsafe { real::cuMemExportToShareableHandle(out, handle, kind, flags) }
 }
 
-/// `cuMulticastBindMem`
-pub(crate) unsafe fn bind(
-    multicast: u64,
-    to: usize,
-    handle: u64,
-    from: usize,
-    bytes: usize,
-    flags: u64,
-) -> Code {
-    if is_ours(handle) {
-        return NOT_SUPPORTED;
-    }
-    // SAFETY: the caller's arguments, passed on.
-    unsafe { real::cuMulticastBindMem(multicast, to, handle, from, bytes, flags) }
-}
-
 /// Memory of the driver's that is gone counts no more.
 fn forget(job: Option<&'static Job>, over: impl IntoIterator<Item = u64>) {
     if let Some(job) = job {
@@ -200,7 +184,8 @@ fn forget(job: Option<&'static Job>, over: impl IntoIterator<Item = u64>) {
     }
 }
 
-fn is_ours(handle: u64) -> bool {
+/// Whether a handle stands for a segment.
+pub(crate) fn is_ours(handle: u64) -> bool {
     handle >> 24 == FIRST_HANDLE >> 24
 }
 
@@ -217,7 +202,7 @@ impl Vmm {
     pub(crate) fn range_of(&self, at: u64) -> Option<Range> {
         let inner = self.lock();
         let (base, handle) = inner.places.range(..=at).next_back()?;
-        let bytes = inner.bodies[handle].piece.bytes().get();
+        let bytes = inner.bodies.get(handle)?.piece.bytes().get();
         (at - base < bytes).then_some(Range { base: *base, bytes: bytes as usize })
     }
 
@@ -249,16 +234,10 @@ impl Vmm {
 
     /// Moves the segment to where the program wants it.
     fn map(&self, job: &'static Job, at: u64, bytes: Bytes, handle: u64) -> Result<(), Code> {
-        let mut body = self.borrow(handle)?;
-        let fits = body.piece.bytes() == bytes;
-        let mapped = match (fits, body.place) {
-            // SAFETY: the program promises that the range is reserved, of this size, and the driver checks that nothing
-            // is mapped there; where the segment was before nobody has been told of.
-            (true, None) => unsafe { body.piece.move_to(job, Some(at)) },
-            // One mapping a handle.
-            (true, Some(_)) => Err(NOT_SUPPORTED),
-            (false, _) => Err(INVALID_VALUE),
-        };
+        let mut body = self.borrow_to_map(handle, bytes)?;
+        // SAFETY: the program promises that the range is reserved, of this size, and the driver checks that nothing
+        // is mapped there; where the segment was before nobody has been told of.
+        let mapped = unsafe { body.piece.move_to(job, Some(at)) };
         let mut inner = self.lock();
         if mapped.is_ok() {
             body.place = Some(at);
@@ -317,9 +296,16 @@ impl Vmm {
         Some(handle)
     }
 
-    /// Takes a body out of the table for a call that must not hold the lock; nobody else finds it meanwhile.
-    fn borrow(&self, handle: u64) -> Result<Body, Code> {
-        self.lock().bodies.remove(&handle).ok_or(INVALID_VALUE)
+    /// Takes a body that is not mapped out of the table for a call that must not hold the lock; nobody else finds it meanwhile.
+    fn borrow_to_map(&self, handle: u64, bytes: Bytes) -> Result<Body, Code> {
+        let mut inner = self.lock();
+        let body =
+            inner.bodies.get(&handle).filter(|body| body.piece.bytes() == bytes).ok_or(INVALID_VALUE)?;
+        // One mapping a handle.
+        if body.place.is_some() {
+            return Err(NOT_SUPPORTED);
+        }
+        inner.bodies.remove(&handle).ok_or(INVALID_VALUE)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

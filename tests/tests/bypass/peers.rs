@@ -1,11 +1,11 @@
-//! Programs on several devices that use one another's memory.
+//! Programs on several devices.
 
 use std::process::Command;
 
 use gpulease_tests::daemon::Daemon;
 use gpulease_tests::ledger::Ledger;
 use gpulease_tests::programs;
-use gpulease_tests::puppet::Gpu;
+use gpulease_tests::puppet::{Gpu, Puppet};
 use gpulease_tests::standin::Standin;
 
 use super::lab::{Card, Lab};
@@ -42,4 +42,26 @@ fn who_is_let_in_has_access_to_leased_memory_before_and_after_a_suspension() {
     assert_eq!(first.must(&format!("access {at}")), "access=3");
     let suspended: u32 = lab.ledger.now().leases.iter().map(|lease| lease.suspensions).sum();
     assert!(suspended >= 1, "nobody left");
+}
+
+/// What is taken of a device that is not current is on that device, and is given back after that device's work: here the driver
+/// says that this went wrong, and the memory is free all the same.
+#[test]
+fn memory_of_another_device_is_of_that_device_and_waits_for_it() {
+    let lab = lab();
+    for guest in [
+        Puppet::spawn("cuda-guest", lab.card.gpu.environment(), &[], |command| command.arg("handle")),
+        lab.started_with(&["-m", "200MiB", "--gpus", "2", "-n", "guest"], "handle"),
+    ] {
+        guest.must("init");
+        let said = guest.must("trial other-device");
+        assert!(said.starts_with("pool on 1, plain on 1, "), "{said}");
+    }
+    let leased = lab.started_with(&["-m", "200MiB", "--gpus", "2", "-n", "guest"], "handle");
+    leased.must("init");
+    assert_eq!(leased.must("trial free-there"), "freed 0");
+    lab.faults("cuCtxPushCurrent_v2 1 error 700");
+    assert_eq!(leased.must("trial free-there"), "freed 700");
+    lab.faults("");
+    assert_eq!(leased.must("trial free-there"), "freed 0");
 }

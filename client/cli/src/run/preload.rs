@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use gpulease_client::{Device, DeviceKind, Lease};
@@ -124,14 +125,22 @@ fn missing(what: &str) -> Failure {
     )
 }
 
-/// The loader takes a list with colons; what the user has there stays, behind ours.
+/// The loader takes a list with colons; what the user has there stays, behind ours. The run-time libraries of sanitizers have to be
+/// first of all, and end the program where they are not.
 fn before_others(library: PathBuf, others: Option<OsString>) -> OsString {
-    let mut list = library.into_os_string();
-    if let Some(others) = others.filter(|others| !others.is_empty()) {
-        list.push(":");
-        list.push(others);
-    }
-    list
+    let others = others.unwrap_or_default();
+    let others = others.as_bytes().split(|byte| matches!(byte, b':' | b' ')).filter(|name| !name.is_empty());
+    let (mut list, behind): (Vec<_>, Vec<_>) = others.partition(|name| is_of_a_sanitizer(name));
+    list.push(library.as_os_str().as_bytes());
+    list.extend(behind);
+    OsString::from_vec(list.join(&b':'))
+}
+
+fn is_of_a_sanitizer(library: &[u8]) -> bool {
+    let file = library.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    ["libasan", "libtsan", "liblsan", "libubsan", "libclang_rt."]
+        .iter()
+        .any(|name| file.starts_with(name.as_bytes()))
 }
 
 #[cfg(test)]
@@ -144,6 +153,9 @@ mod tests {
         assert_eq!(before_others(ours(), None), "/opt/lib/ours.so");
         assert_eq!(before_others(ours(), Some("".into())), "/opt/lib/ours.so");
         assert_eq!(before_others(ours(), Some("a.so:b.so".into())), "/opt/lib/ours.so:a.so:b.so");
+        assert_eq!(before_others(ours(), Some("a.so b.so".into())), "/opt/lib/ours.so:a.so:b.so");
+        let list = before_others(ours(), Some("a.so:/usr/lib/libasan.so.8:b.so".into()));
+        assert_eq!(list, "/usr/lib/libasan.so.8:/opt/lib/ours.so:a.so:b.so");
     }
 
     #[test]

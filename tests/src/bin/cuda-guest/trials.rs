@@ -24,6 +24,9 @@ pub(crate) fn trial(driver: &Driver, name: &str) -> Result<String, Failed> {
         "contexts" => contexts(driver),
         "shapes" => shapes(driver),
         "peers" => peers(driver),
+        "other-device" => other_device(driver),
+        "free-there" => free_there(driver),
+        "tomorrow" => Ok(tomorrow(driver)),
         _ => panic!("there is no trial {name}"),
     }
 }
@@ -35,11 +38,8 @@ fn code(result: Result<(), Failed>) -> u32 {
 /// What the first device may do with memory of the second, taken in three ways, before and after it was let in: 3 is all.
 /// The memory stays, and with the second device current.
 fn peers(driver: &Driver) -> Result<String, Failed> {
-    let mut contexts = [null_mut(); 2];
-    for (device, context) in (0..).zip(&mut contexts) {
-        call!(driver, "cuDevicePrimaryCtxRetain" "" (*mut *mut c_void, c_int)(&raw mut *context, device))?;
-    }
-    let enter = |nth: usize| call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(contexts[nth]));
+    let contexts = both(driver)?;
+    let enter = |nth: usize| enter(driver, contexts[nth]);
     enter(1)?;
     let (mut part, mut whole, mut later) = (0, 0, 0);
     let alloc =
@@ -62,21 +62,74 @@ pub(crate) fn access(driver: &Driver, at: u64) -> Result<u64, Failed> {
     Ok(flags)
 }
 
-/// Which function a name means, by version and kind of stream.
-fn names(driver: &Driver) -> String {
+/// Memory of the second device's own pool, and a small piece of its plain memory, while the first one is current: the devices that
+/// they are on.
+fn other_device(driver: &Driver) -> Result<String, Failed> {
+    const ORDINAL: c_uint = 9;
+    let (mut pool, mut pooled, mut plain) = (null_mut(), 0_u64, 0_u64);
+    let [first, second] = both(driver)?;
+    enter(driver, second)?;
+    call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut plain, 1000))?;
+    enter(driver, first)?;
+    call!(driver, "cuDeviceGetDefaultMemPool" "" (*mut *mut c_void, c_int)(&raw mut pool, 1))?;
+    call!(driver, "cuMemAllocFromPoolAsync" "" (*mut u64, usize, *mut c_void, *mut c_void)
+        (&raw mut pooled, MIB, pool, null_mut()))?;
+    let device_of = |at: u64| -> Result<c_int, Failed> {
+        let mut ordinal = -1;
+        call!(driver, "cuPointerGetAttribute" "" (*mut c_void, c_uint, u64)((&raw mut ordinal).cast(), ORDINAL, at))?;
+        Ok(ordinal)
+    };
+    Ok(format!("pool on {}, plain on {}, at {plain}", device_of(pooled)?, device_of(plain)?))
+}
+
+/// What a free of the second device's memory answers while the first one is current.
+fn free_there(driver: &Driver) -> Result<String, Failed> {
+    let mut plain = 0_u64;
+    let [first, second] = both(driver)?;
+    enter(driver, second)?;
+    call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut plain, 1000))?;
+    enter(driver, first)?;
+    Ok(format!("freed {}", code(free(driver, plain))))
+}
+
+/// The primary contexts of two devices.
+fn both(driver: &Driver) -> Result<[*mut c_void; 2], Failed> {
+    let mut contexts = [null_mut(); 2];
+    for (device, context) in (0..).zip(&mut contexts) {
+        call!(driver, "cuDevicePrimaryCtxRetain" "" (*mut *mut c_void, c_int)(&raw mut *context, device))?;
+    }
+    Ok(contexts)
+}
+
+fn enter(driver: &Driver, context: *mut c_void) -> Result<(), Failed> {
+    call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(context))
+}
+
+/// Which functions a program gets that was built for a CUDA of tomorrow, by both ways to ask.
+fn tomorrow(driver: &Driver) -> String {
+    let known = form(driver, c"cuMemAlloc", 12_080, 0, c"cuMemAlloc_v2");
+    let later = form(driver, c"cuMemAlloc", 99_010, 0, c"cuMemAlloc_v2");
+    let symbol = if driver.symbol(c"cuMemAlloc_v9").is_null() { "no symbol" } else { "a symbol" };
+    format!("{known}, {later}, {symbol}")
+}
+
+/// Whether the function that a name means, by version and kind of stream, is the one with this symbol.
+fn form(driver: &Driver, name: &CStr, version: c_int, flags: u64, symbol: &CStr) -> String {
     type LookUp = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_uint) -> c_uint;
     // SAFETY: this is the type of the driver's header for this name.
     let look_up: LookUp = unsafe { transmute(driver.symbol(c"cuGetProcAddress_v2")) };
-    let find = |name: &CStr, version, flags| {
-        let (mut found, mut status) = (null_mut(), 9);
-        // SAFETY: what it writes to is ours.
-        unsafe { look_up(name.as_ptr(), &raw mut found, version, flags, &raw mut status) };
-        (found, status)
-    };
-    let is = |name, version, flags, symbol| match find(name, version, flags) {
-        (found, 0) if found == driver.symbol(symbol) => "same".to_owned(),
-        (found, status) => format!("{} {status}", if found.is_null() { "none" } else { "another" }),
-    };
+    let (mut found, mut status) = (null_mut(), 9);
+    // SAFETY: what it writes to is ours.
+    unsafe { look_up(name.as_ptr(), &raw mut found, version, flags, &raw mut status) };
+    match status {
+        0 if found == driver.symbol(symbol) => "same".to_owned(),
+        _ => format!("{} {status}", if found.is_null() { "none" } else { "another" }),
+    }
+}
+
+/// Which function a name means, by version and kind of stream.
+fn names(driver: &Driver) -> String {
+    let is = |name, version, flags, symbol| form(driver, name, version, flags, symbol);
     let seen = [
         is(c"cuMemAlloc", 12_000, 0, c"cuMemAlloc_v2"),
         is(c"cuMemcpyHtoD", 12_000, 0, c"cuMemcpyHtoD_v2"),
