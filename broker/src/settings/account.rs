@@ -3,6 +3,7 @@
 use std::fmt;
 
 use gpulease_words::Uid;
+use uzers::os::unix::GroupExt as _;
 
 /// An account, or all those that have no budget by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,6 +78,26 @@ fn checked(whole: &str, name: &str) -> Result<String, String> {
     crate::text::name(name).map(str::to_owned).map_err(|why| format!("{whole:?}: {why}"))
 }
 
+/// The users that a member of a group stands for: one by name or number, or, as `@NAME`, all that the name service lists
+/// for a group of the system.
+pub(super) fn members(word: &str) -> Result<Vec<Uid>, String> {
+    let Some(name) = word.strip_prefix('@') else {
+        return user(word).map(|uid| vec![uid]);
+    };
+    let group = uzers::get_group_by_name(name).ok_or_else(|| {
+        format!(
+            "the name service knows no group {name:?}; correct the name (`getent group {name}` asks the same)"
+        )
+    })?;
+    Ok(listed(&group))
+}
+
+/// Who is listed and has no account asks for nothing.
+fn listed(group: &uzers::Group) -> Vec<Uid> {
+    let uid = |name| uzers::get_user_by_name(name).map(|user| Uid::new(user.uid()));
+    group.members().iter().filter_map(uid).collect()
+}
+
 /// The user of a name or a number.
 pub(super) fn user(name: &str) -> Result<Uid, String> {
     if let Ok(number) = name.parse() {
@@ -91,6 +112,15 @@ pub(super) fn user(name: &str) -> Result<Uid, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_of_the_system_is_all_whom_it_lists() {
+        let group = uzers::Group::new(4_000_000_001, "vision");
+        let group = group.add_member("root").add_member("no-such-user-here");
+        assert_eq!(listed(&group), [Uid::new(0)]);
+        assert!(members("@root").is_ok(), "every system has it");
+        assert_eq!(members("root"), Ok(vec![Uid::new(0)]));
+    }
 
     #[test]
     fn accounts_read_back_as_printed() {

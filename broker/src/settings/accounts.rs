@@ -7,7 +7,7 @@ use gpulease_arbiter::{Budget, Budgets, OnOverdue, Pinning};
 use gpulease_words::{Bytes, Uid};
 
 use super::BadSetting;
-use super::account::{Account, user};
+use super::account::{Account, members as members_of, user};
 use super::budget::{GroupTable, Measure, Overdue, Table, Value};
 
 /// The budgets of the host, its groups, users and jobs. Shares of limits are of what the broker leases on all devices
@@ -34,10 +34,12 @@ impl Accounts {
             accounts.groups.push(name.clone());
             accounts.tables.push((Account::Group(name.clone()), table.clone()));
             for member in members {
-                let uid =
-                    user(member).map_err(|why| BadSetting(format!("[group.{name}]: members: {why}")))?;
+                let uids = members_of(member)
+                    .map_err(|why| BadSetting(format!("[group.{name}]: members: {why}")))?;
                 // The first group of the file that lists a user is his.
-                accounts.memberships.entry(uid).or_insert_with(|| name.clone());
+                for uid in uids {
+                    accounts.memberships.entry(uid).or_insert_with(|| name.clone());
+                }
             }
         }
         accounts.add_users(users)?;
@@ -201,6 +203,9 @@ mod tests {
         let groups = [("a".to_owned(), group(&["no-such-user-here"]))];
         let error = Accounts::new(&Table::default(), &groups, &[], &[]).expect_err("unknown").to_string();
         assert!(error.contains("[group.a]") && error.contains("no-such-user-here"), "{error}");
+        let groups = [("a".to_owned(), group(&["@no-such-group-here"]))];
+        let error = Accounts::new(&Table::default(), &groups, &[], &[]).expect_err("unknown").to_string();
+        assert!(error.contains("[group.a]") && error.contains("getent group no-such-group-here"), "{error}");
         let users = [("no-such-user-here".to_owned(), Table::default())];
         assert!(Accounts::new(&Table::default(), &[], &users, &[]).is_err());
     }
