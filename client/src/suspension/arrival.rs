@@ -1,4 +1,4 @@
-//! Coming back, one segment after the other; and getting ready for it when a segment first arrives.
+//! Coming back, one segment after the other.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,11 +12,8 @@ use tokio::time::sleep;
 use crate::error::Error;
 use crate::handover::Claim;
 use crate::lease_state::LeaseState;
-use crate::suspension::body::{Body, MoveError, Moved, Prepared};
+use crate::suspension::body::{Body, MoveError, Moved};
 use crate::suspension::report::News;
-
-/// A host copy is page-locked once its segment is so old: memory that is given back soon is not worth it.
-const PREPARE_AFTER: Duration = Duration::from_secs(1);
 
 /// How a segment's return ended.
 pub(crate) enum Arrival {
@@ -99,27 +96,5 @@ fn fetch(lease: &LeaseState, body: &Body, ticket: Ticket) -> Result<Moved, Fetch
             body.come_back(&session.gpus, &session.lanes).map_err(Fetch::Move)
         }
         Moved::Closed => Ok(Moved::Closed),
-    }
-}
-
-/// Gets ready what a swap needs: lanes, and a page-locked host copy, once its segment has lived for a while and the copy's
-/// pages are there.
-pub(crate) async fn prepare(lease: Weak<LeaseState>, body: Weak<Body>) {
-    loop {
-        sleep(PREPARE_AFTER).await;
-        let (Some(lease), Some(body)) = (lease.upgrade(), body.upgrade()) else { return };
-        let prepared = spawn_blocking(move || {
-            let session = lease.session();
-            body.prepare(&session.gpus, &session.lanes)
-        });
-        match prepared.await {
-            Ok(Ok(Prepared::NotYet)) => {}
-            Ok(Ok(Prepared::Ready)) => return,
-            // A swap tries again, and says so where it fails; a panic is said on standard error.
-            Ok(Err(error)) => {
-                return tracing::debug!(%error, "gpulease: a swap could not be prepared ahead of time");
-            }
-            Err(_) => return,
-        }
     }
 }

@@ -14,6 +14,7 @@ mod departure;
 mod homecoming;
 mod lanes;
 mod mover;
+mod preparation;
 mod report;
 
 pub(crate) use body::Body;

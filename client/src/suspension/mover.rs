@@ -14,9 +14,10 @@ use tokio::time::{Instant, sleep_until};
 use crate::gate::{Absence, Gate, Presence};
 use crate::lease::Standing;
 use crate::lease_state::LeaseState;
-use crate::suspension::arrival::{Arrival, Errand, prepare};
+use crate::suspension::arrival::{Arrival, Errand};
 use crate::suspension::body::Body;
 use crate::suspension::departure::{drain, leave, left};
+use crate::suspension::preparation::prepare_all;
 use crate::suspension::report::News;
 
 /// More notices than the broker lets a lease have segments: it says one of each at a time.
@@ -53,6 +54,9 @@ impl Orders {
     /// Starts the mover of this lease on the library's thread.
     pub(crate) fn start(lease: &Arc<LeaseState>) -> Self {
         let (orders, received) = mpsc::channel(ORDERS_MAX);
+        let (preparing, landed) = mpsc::unbounded_channel();
+        let engine = lease.session().engine.handle();
+        engine.spawn(prepare_all(Arc::downgrade(lease), landed));
         let mover = Mover {
             lease: Arc::downgrade(lease),
             gate: Arc::clone(lease.gate()),
@@ -61,10 +65,11 @@ impl Orders {
             course: Course::Here,
             coming: JoinSet::new(),
             again: BTreeMap::new(),
+            preparing,
             one_by_one: Arc::new(Semaphore::new(MOVING)),
             idleness: Idleness::Unknown,
         };
-        lease.session().engine.handle().spawn(mover.work());
+        engine.spawn(mover.work());
         Self(orders)
     }
 
@@ -88,6 +93,8 @@ struct Mover {
     coming: JoinSet<(Errand, Arrival)>,
     /// Segments that are coming back, with the ticket of a second notice where there was one.
     again: BTreeMap<SegmentId, Option<Ticket>>,
+    /// Where segments go that are to be got ready for a swap.
+    preparing: mpsc::UnboundedSender<Weak<Body>>,
     one_by_one: Arc<Semaphore>,
     idleness: Idleness,
 }
@@ -288,7 +295,8 @@ impl Mover {
             }
             return;
         }
-        lease.session().engine.handle().spawn(prepare(self.lease.clone(), body));
+        // It listens for as long as there is this.
+        let _ = self.preparing.send(body);
     }
 
     /// When the lease will have been without a guard for long enough to say so.

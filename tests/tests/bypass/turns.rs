@@ -62,6 +62,31 @@ fn field_36_who_is_suspended_leaves_the_card_and_comes_back_byte_for_byte() {
     }
 }
 
+/// PyTorch's `expandable_segments` takes its memory in hundreds of pieces, each of them a segment. That all of their host
+/// copies are to be page-locked, which takes a driver long, keeps no suspension waiting.
+#[test]
+fn memory_in_many_pieces_leaves_in_time_while_its_host_copies_are_got_ready() {
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    let patience = TURNS.replace("drain = \"2s\"", "drain = \"1s\"").replace("300ms", "1200ms");
+    let lab = Lab::configured(card, &ROOM, &patience);
+    let slow: Vec<String> = (1..=16).map(|nth| format!("cuMemHostRegister_v2 {nth} delay 2500")).collect();
+    let first = lab.leased("300MiB", "address-2");
+    lab.faults(&slow.join("\n"));
+    let (number, id) = (first.must("take create-small 200MiB"), lab.ledger.now().leases[0].id);
+    let second = lab.started("300MiB", "handle");
+    second.begin("init");
+    wait_for_state(&lab, id, "suspended");
+    lab.faults("");
+    second.answer().expect("it has its lease");
+    second.must("context");
+    let other = second.must("take create-small 200MiB");
+    for (guest, number) in [(&first, &number), (&second, &other)] {
+        guest.must(&format!("check {number}"));
+    }
+    let log = lab.daemon.log();
+    assert!(!log.contains("did not drain in time"), "{log}");
+}
+
 /// vllm#28714: memory was unmapped while work was in flight. Here a copy is under way when the memory is wanted, and takes its
 /// time: nothing leaves before it is done, and nobody's call fails. `tests/gpu/frameworks.py turns` does the same on a card, in
 /// the midst of kernels and of replays of graphs.

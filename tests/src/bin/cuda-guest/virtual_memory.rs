@@ -54,12 +54,20 @@ pub(crate) fn create(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, F
 
 /// As a growing segment does: pieces of 20 MiB in one range.
 pub(crate) fn create_many(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
-    const PIECE: usize = 20 << 20;
+    create_pieces(driver, bytes, mark, 20 << 20)
+}
+
+/// The same in the smallest pieces that there are.
+pub(crate) fn create_small(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    create_pieces(driver, bytes, mark, 2 << 20)
+}
+
+fn create_pieces(driver: &Driver, bytes: usize, mark: u8, piece: usize) -> Result<Taken, Failed> {
     let at = range(driver, bytes)?;
     let mut pieces: Vec<(u64, usize, u64)> = Vec::new();
     let mut done = 0;
     while done < bytes {
-        let size = PIECE.min(bytes - done);
+        let size = piece.min(bytes - done);
         let place = at + done as u64;
         let made = handle(driver, size, 0).and_then(|handle| {
             map(driver, place, size, handle)?;

@@ -17,6 +17,7 @@ pub(crate) const WAYS: &[(&str, Take)] = &[
     ("create-exportable", virtual_memory::create_exportable),
     ("create-by-nccl", virtual_memory::create_by_nccl),
     ("create-many", virtual_memory::create_many),
+    ("create-small", virtual_memory::create_small),
     ("async", pools::of_stream),
     ("default-pool", pools::of_default_pool),
     ("own-pool", pools::of_own_pool),
