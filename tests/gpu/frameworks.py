@@ -7,11 +7,13 @@ starts brokers of its own, prints a table for each part, and fails where a promi
   the framework's own exception over budget, and memory that is the broker's: what the card lists for the process is a
   context and no more, while its lease holds gigabytes.
 - speed: steps a second in turns of a second, a second bare process beside to show the noise.
-- turns: two jobs that want 1.5 times the capacity, with the same last digits as alone.
+- turns: two jobs that want 1.5 times the capacity, with the same last digits as alone, and with nothing in use of the card,
+  by its own figure, that is not in the broker's books.
 - cards: NCCL between two cards and copies from one to the other; needs two.
 """
 
 import concurrent.futures
+import ctypes
 import fnmatch
 import json
 import os
@@ -33,6 +35,10 @@ OWN_AT_MOST = 1500 << 20
 PROCESSES = {"torch workers": 3}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 ASYNC = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+# The broker sees a context that grows within a second; what is in no book for longer is memory of somebody's own.
+UNBOOKED_SECONDS = 3
+# Steps of the driver, and what a context has that is listed for nobody.
+UNBOOKED_AT_MOST = 64 << 20
 # What each program holds at least while it sleeps at its end.
 HELD_AT_LEAST = 512 << 20
 # XLA chooses its kernels by timing them, so that bare runs differ; without that they are equal to the last bit.
@@ -133,6 +139,61 @@ class Watch(threading.Thread):
                 name = lease["name"]
                 self.held[name] = max(self.held.get(name, 0), lease["held_bytes"])
                 self.own[name] = max(self.own.get(name, 0), lease["overhead_bytes"] or 0)
+
+
+class CardMemory(ctypes.Structure):
+    """`nvmlMemory_v2_t`"""
+
+    _fields_ = [("version", ctypes.c_uint)] + [(name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")]
+
+
+class Card:
+    """What is used of the first card, by its own figure."""
+
+    def __init__(self):
+        self.nvml, self.device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        self.check(self.nvml.nvmlInit_v2())
+        self.check(self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)))
+
+    def check(self, code):
+        if code:
+            sys.exit(f"NVML fails with {code}")
+
+    def used(self):
+        memory = CardMemory(version=ctypes.sizeof(CardMemory) | 2 << 24)
+        self.check(self.nvml.nvmlDeviceGetMemoryInfo_v2(self.device, ctypes.byref(memory)))
+        return memory.used
+
+
+class Books(threading.Thread):
+    """How much more the card has in use than the broker's books say, while nobody else uses the card."""
+
+    def __init__(self, broker):
+        super().__init__(daemon=True)
+        self.broker, self.card, self.over, self.seen = broker, Card(), threading.Event(), []
+        self.before = self.card.used()
+
+    def run(self):
+        while not self.over.wait(0.2):
+            used = self.card.used()
+            state = self.broker.state()
+            device = state and state["devices"][0]
+            # Else something moved meanwhile, or somebody else uses the card, whose memory is in other books.
+            if device and not device["strangers"] and used == self.card.used():
+                memory = device["memory"]
+                booked = sum(memory[f"{kind}_bytes"] for kind in ("held", "overhead", "draining", "quarantined"))
+                self.seen.append((time.monotonic(), used - self.before - booked))
+
+    def unbooked(self):
+        """The most that was in no book for some seconds on end; `None` where it was never looked at for so long."""
+        self.over.set()
+        self.join()
+        lasting = []
+        for number, (start, _) in enumerate(self.seen):
+            span = [more for at, more in self.seen[number:] if at <= start + UNBOOKED_SECONDS]
+            if self.seen[-1][0] >= start + UNBOOKED_SECONDS and len(span) > 2:
+                lasting.append(min(span))
+        return max(lasting, default=None)
 
 
 def named(rows, wanted):
@@ -310,6 +371,8 @@ def take_turns(logs, name, program, more, gib, steps, variables):
     )
     file = f"turns-{name.replace(' ', '-')}"
     with Broker(logs, file, (16 << 30) + 2 * context, configuration) as broker:
+        books = Books(broker)
+        books.start()
 
         def job(kind, seed, steps):
             words = [sys.executable, str(PROGRAMS / program), str(seed), str(gib), steps, *more]
@@ -328,6 +391,7 @@ def take_turns(logs, name, program, more, gib, steps, variables):
         events = subprocess.run(
             [HERE / "gpulease", "--json", "events"], env=broker.environment(), capture_output=True, text=True
         ).stdout
+        unbooked = books.unbooked()
     suspensions = len(re.findall(r'"kind"\s*:\s*"suspended"', events))
     broken = suspensions < 2
     for seed, number, one, other in zip((1, 2), made, alone, together):
@@ -338,6 +402,10 @@ def take_turns(logs, name, program, more, gib, steps, variables):
             f"exits {one[0]} and {other[0]}: {'equal' if same else 'DIFFERS'}"
         )
     print(f"{name:18} suspensions: {suspensions}{'' if suspensions >= 2 else '  BROKEN'}", flush=True)
+    strange = (unbooked or 0) > UNBOOKED_AT_MOST
+    broken += strange
+    figure = "not seen, since others used the card" if unbooked is None else f"{unbooked / 2**20:.0f} MiB at most"
+    print(f"{name:18} in use of the card and in no book: {figure}{'  BROKEN' if strange else ''}", flush=True)
     return broken
 
 
