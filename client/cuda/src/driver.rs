@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use libloading::Library;
 
 use crate::device::{Device, Uuid};
-use crate::error::{Code, CudaError, CudaVersion, INVALID_VALUE, SUCCESS};
+use crate::error::{Code, CudaError, CudaVersion, DEINITIALIZED, INVALID_VALUE, SUCCESS};
 use crate::symbols::{Missing, Symbols, probe_cudarc};
 use crate::unavailable::{Unavailable, init_failed, no_device};
 
@@ -154,12 +154,12 @@ impl Driver {
     fn error(&self, call: &'static str, code: Code) -> CudaError {
         let name = self.word(self.symbols.cuGetErrorName, code);
         let text = self.word(self.symbols.cuGetErrorString, code);
-        CudaError::new(
-            call,
-            code,
-            name.unwrap_or_else(|| "an error that this driver has no name for".to_owned()),
-            text.unwrap_or_else(|| "no description".to_owned()),
-        )
+        let (unnamed, undescribed) = match code {
+            DEINITIALIZED => ("CUDA_ERROR_DEINITIALIZED", "the program is ending, and the driver with it"),
+            _ => ("an error that this driver has no name for", "no description"),
+        };
+        let or = |word: Option<String>, other: &str| word.unwrap_or_else(|| other.to_owned());
+        CudaError::new(call, code, or(name, unnamed), or(text, undescribed))
     }
 
     fn word(

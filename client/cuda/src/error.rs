@@ -9,6 +9,8 @@ pub(crate) type Code = u32;
 pub(crate) const SUCCESS: Code = 0;
 pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
+/// The program ends, and the driver names no errors any more.
+pub(crate) const DEINITIALIZED: Code = 4;
 pub(crate) const NO_DEVICE: Code = 100;
 
 /// A CUDA driver call that failed.
