@@ -2,10 +2,12 @@
 
 use gpulease_tests::ledger::{lease, memory};
 use gpulease_tests::proc::eventually;
-use gpulease_tests::puppet::Puppet;
+use gpulease_tests::puppet::{Gpu, Puppet};
+use gpulease_tests::standin::Standin;
 use gpulease_words::mib;
 
-use super::lab::{DOORS, LAZY, Lab, OLD_FORM, STEP, WAYS, code};
+use super::lab::{Card, DOORS, LAZY, Lab, OLD_FORM, STEP, WAYS, code};
+use super::turns::{ROOM, TURNS};
 
 const NOT_PERMITTED: u32 = 800;
 const NOT_SUPPORTED: u32 = 801;
@@ -299,6 +301,30 @@ fn what_a_program_leaves_behind_is_given_back() {
         lab.card.wait_until_used(used);
         lab.daemon.stop();
     }
+}
+
+/// A segment that other devices or objects of the driver refer to can't be moved: it is not given to them, or the lease stays where
+/// it is. This needs places that are none, which a card's driver does not look at.
+#[test]
+fn leased_memory_goes_nowhere_that_it_cannot_leave() {
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    assert_eq!(card.bare("handle").must("trial elsewhere"), "[1, 1, 1, 801]");
+    let lab = Lab::configured(card, &ROOM, TURNS);
+    let guest = lab.leased("256MiB", "handle");
+    guest.must("take create 32MiB");
+    assert!(lease(&lab.ledger.now(), "guest").suspendable);
+    assert_eq!(guest.must("trial elsewhere"), "[801, 801, 801, 801]");
+    assert!(!lease(&lab.ledger.now(), "guest").suspendable, "somebody may have a descriptor of it");
+}
+
+/// The pool of a device has a second name since CUDA 13, and is the lease's by either.
+#[test]
+fn the_pool_of_a_device_is_of_the_lease_by_its_new_name_too() {
+    let card = Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB"), ("VERSION", "13000")]);
+    let lab = Lab::on(Card::of(Gpu::Standin(card)), &[]);
+    let guest = lab.leased("256MiB", "handle");
+    guest.must("trial default-pool-13");
+    assert_eq!(lease(&lab.ledger.now(), "guest").held_bytes, mib(64).get());
 }
 
 /// Memory that could be exported is a segment, which can't be, unless a library asks that lives by exports. NCCL is one,

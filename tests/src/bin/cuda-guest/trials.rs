@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 use crate::doors::{Driver, Failed, call};
 use crate::linear::free;
-use crate::virtual_memory::{HERE, Location};
+use crate::virtual_memory::{self, HERE, Location};
 
 const NON_BLOCKING: c_uint = 1;
 const MIB: usize = 1 << 20;
@@ -26,6 +26,8 @@ pub(crate) fn trial(driver: &Driver, name: &str) -> Result<String, Failed> {
         "peers" => peers(driver),
         "other-device" => other_device(driver),
         "free-there" => free_there(driver),
+        "elsewhere" => virtual_memory::elsewhere(driver),
+        "default-pool-13" => default_pool_13(driver),
         "tomorrow" => Ok(tomorrow(driver)),
         _ => panic!("there is no trial {name}"),
     }
@@ -90,6 +92,16 @@ fn free_there(driver: &Driver) -> Result<String, Failed> {
     call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut plain, 1000))?;
     enter(driver, first)?;
     Ok(format!("freed {}", code(free(driver, plain))))
+}
+
+/// 64 MiB of the first device's pool, by the name that CUDA 13 gives it; they stay.
+fn default_pool_13(driver: &Driver) -> Result<String, Failed> {
+    const PINNED: c_uint = 1;
+    let (mut pool, mut at, here) = (null_mut(), 0_u64, HERE);
+    call!(driver, "cuMemGetDefaultMemPool" "" (*mut *mut c_void, *const Location, c_uint)(&raw mut pool, &raw const here, PINNED))?;
+    call!(driver, "cuMemAllocFromPoolAsync" "" (*mut u64, usize, *mut c_void, *mut c_void)
+        (&raw mut at, 64 * MIB, pool, null_mut()))?;
+    Ok("taken".to_owned())
 }
 
 /// The primary contexts of two devices.

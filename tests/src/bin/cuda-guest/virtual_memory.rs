@@ -131,6 +131,28 @@ fn exported(driver: &Driver, first: u64, bytes: usize, mark: u8) -> Result<Taken
     })
 }
 
+/// What is answered where mapped memory is to go to places that it can't be moved from. There are no such places; a card's driver
+/// does not look at handles that are none.
+pub(crate) fn elsewhere(driver: &Driver) -> Result<String, Failed> {
+    const BYTES: usize = 2 << 20;
+    const SPARSE: usize = 8;
+    let (handle, at, mut descriptor) = (handle(driver, BYTES, 0)?, range(driver, BYTES)?, -1);
+    map(driver, at, BYTES, handle)?;
+    allow(driver, at, BYTES)?;
+    let mut list = [0_u64; 12];
+    list[SPARSE] = handle;
+    let answers = [
+        call!(driver, "cuMulticastBindMem" "" (u64, usize, u64, usize, usize, u64)(7, 0, handle, 0, BYTES, 0)),
+        call!(driver, "cuMulticastBindAddr" "" (u64, usize, u64, usize, u64)(7, 0, at, BYTES, 0)),
+        call!(driver, "cuMemMapArrayAsync" "" (*mut c_void, c_uint, *mut c_void)
+            (list.as_mut_ptr().cast(), 1, std::ptr::null_mut())),
+        call!(driver, "cuMemGetHandleForAddressRange" "" (*mut c_int, u64, usize, c_uint, c_ulonglong)
+            (&raw mut descriptor, at, BYTES, 1, 0)),
+    ];
+    let codes = answers.map(|answer| answer.err().map_or(0, |failed| failed.code));
+    Ok(format!("{codes:?}"))
+}
+
 fn give_pieces(driver: &Driver, pieces: &[(u64, usize, u64)]) -> Result<(), Failed> {
     pieces.iter().try_for_each(|&(at, size, handle)| {
         unmap(driver, at, size)?;

@@ -26,6 +26,7 @@ mod context;
 mod copy;
 mod devices;
 mod driver;
+mod elsewhere;
 mod entry;
 mod fill;
 mod graph;

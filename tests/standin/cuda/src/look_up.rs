@@ -133,6 +133,7 @@ fn all() -> impl Iterator<Item = &'static Entry> {
         crate::context::ENTRIES,
         crate::copy::ENTRIES,
         crate::devices::ENTRIES,
+        crate::elsewhere::ENTRIES,
         crate::fill::ENTRIES,
         crate::graph::ENTRIES,
         crate::graph_memory::ENTRIES,

@@ -61,7 +61,7 @@ impl Pools {
     }
 
     /// The handle of the default pool and of the current one.
-    fn of(&mut self, device: u32) -> (usize, usize) {
+    pub(crate) fn of(&mut self, device: u32) -> (usize, usize) {
         if let Some(&both) = self.of_device.get(&device) {
             return both;
         }
