@@ -337,6 +337,25 @@ fn a_job_that_holds_on_is_ended_where_policy_says_so() {
     scene.ends();
 }
 
+/// One that does not end at SIGTERM is killed when its grace is over.
+#[test]
+fn a_stopped_job_is_killed_after_its_grace_where_policy_says_so() {
+    let policy = "[user.\"*\"]\non_overdue = \"terminate 1s\"\n";
+    let scene = Scene::with(Stage::Host, 2, "64MiB", policy);
+    let one = scene.holder("one");
+    one.stop();
+    let other = scene.job();
+    other.must(&scene.sized("ask other 12MiB wait=60s"));
+    scene.wait_for_event("terminated");
+    let told = Instant::now();
+    let end = one.wait();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(9), "{end}");
+    println!("killed {:?} after SIGTERM was seen in the events", told.elapsed());
+    other.must("granted other");
+    other.must("end");
+    scene.ends();
+}
+
 /// How often each lease has made room.
 fn suspensions(scene: &Scene) -> Vec<u32> {
     scene.ledger.now().leases.iter().map(|lease| lease.suspensions).collect()
