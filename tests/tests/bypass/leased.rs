@@ -56,6 +56,8 @@ fn counted(lab: &Lab, guest: &Puppet, way: &str) -> Result<(), String> {
             return Err(format!("{} of the first are not in the books", stays()));
         }
     }
+    // What the way before took has left the card and the books alike.
+    lab.ledger.wait("nothing on its way back", |state| (memory(state).draining_bytes == 0).then_some(()));
     let (used, before, charged) = (lab.card.used(), booked(), lab.charged());
     match code(guest.ask(&format!("take {way} 64MiB"))) {
         Err(NOT_PERMITTED | NOT_SUPPORTED) if !SERVED.contains(&way) => {
