@@ -125,9 +125,9 @@ impl Model {
     }
 
     /// Whether it overtakes a barrier wherever those for any device are bound: as they were before this step,
-    /// or as they are after it. Of one that is granted in this step nobody can say.
+    /// or as they are after it. Of one that is granted or bound elsewhere in this step nobody can say.
     pub(super) fn overtakes_however_bound(&self, index: usize, devices: &[DeviceId]) -> Option<usize> {
-        let found = self.overtakes(index, devices)?;
+        let found = self.overtakes(index, devices, &|_| true)?;
         let mut after = self.clone();
         after.bind();
         for ask in after.asks.iter_mut().filter(|ask| ask.standing == super::Standing::Waiting) {
@@ -135,11 +135,17 @@ impl Model {
                 ask.bound = ask.bound.take().map(|_| Vec::new());
             }
         }
-        after.overtakes(index, devices).map(|_| found)
+        let stayed = |other: usize| after.asks[other].bound == self.asks[other].bound;
+        after.overtakes(index, devices, &stayed).map(|_| found)
     }
 
-    /// Whether an ask that is granted on these devices takes what a barrier before it keeps there.
-    pub(super) fn overtakes(&self, index: usize, devices: &[DeviceId]) -> Option<usize> {
+    /// Whether an ask that is granted on these devices takes what a barrier before it keeps there, of those that count.
+    pub(super) fn overtakes(
+        &self,
+        index: usize,
+        devices: &[DeviceId],
+        counts: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
         let (tally, ask) = (self.tally(), &self.asks[index]);
         let covered = ask.returning || self.may_be_covered(ask);
         let barrier = ask.risen || ask.senior || ask.before.barrier;
@@ -160,7 +166,7 @@ impl Model {
             let mut left = tally.free[device];
             for other in self.barriers().filter(|other| stays(*other) && first(*other)) {
                 let collects = kept.collecting.contains(&other) && all.collecting.contains(&other);
-                if !collects || !self.barrier_devices(other).contains(device) {
+                if !collects || !counts(other) || !self.barrier_devices(other).contains(device) {
                     continue;
                 }
                 left = left.saturating_sub(self.need(&self.asks[other], *device));
