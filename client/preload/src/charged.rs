@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ pub(crate) struct Charges {
     inner: Mutex<Inner>,
     /// One thread looks whether there is room, and takes it, at a time.
     asking: Mutex<()>,
+    /// Whether any was asked for yet: most programs never do.
+    any: AtomicBool,
 }
 
 /// On which device, and how much.
@@ -114,21 +117,44 @@ impl Charges {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where it has not; said once.
     pub(crate) fn room(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
+        self.any.store(true, Ordering::SeqCst);
+        self.fits(job, device, bytes)
+    }
+
+    /// Whether a segment of so many bytes has room beside what is the driver's; of segments alone the broker knows.
+    ///
+    /// # Errors
+    /// As [`Self::room`].
+    pub(crate) fn room_beside(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
+        if !self.any.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        // Who takes memory of the driver has looked, and counts, before or after this.
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.of_driver(job, device).is_zero() { Ok(()) } else { self.fits(job, device, bytes) }
+    }
+
+    fn fits(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
         static FULL: Once = Once::new();
         let held = job.device(device).map_or(Bytes::ZERO, |leased| job.held(leased.id));
-        let pools = job.pools.of_driver(device);
-        let taken: Bytes = [held, self.on(device), pools].into_iter().sum();
-        let limit = job.limit();
-        if bytes <= limit.saturating_sub(taken) {
+        let (drivers, limit) = (self.of_driver(job, device), job.limit());
+        let taken = held.saturating_add(drivers);
+        if taken.saturating_add(bytes) <= limit {
             return Ok(());
         }
         FULL.say(|| {
             format!(
-                "no memory for {bytes} of the driver's own in lease {}: its limit is {limit} a device and {taken} are taken",
+                "no memory for {bytes} in lease {}: its limit is {limit} a device, and this process has {taken} of that, \
+                 {drivers} of them the driver's own",
                 job.lease.id()
             )
         });
         Err(OUT_OF_MEMORY)
+    }
+
+    /// What is the driver's and counts, that of its pools included.
+    fn of_driver(&self, job: &'static Job, device: c_int) -> Bytes {
+        self.on(device).saturating_add(job.pools.of_driver(device))
     }
 
     fn set_aside(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {

@@ -265,8 +265,13 @@ impl Job {
     /// # Errors
     /// What the driver says, which includes errors of work that ran before.
     pub(crate) fn synchronize(&self, id: DeviceId) -> Result<(), Code> {
+        driver::synchronize_on(self.number(id))
+    }
+
+    /// CUDA's number of a leased device.
+    pub(crate) fn number(&self, id: DeviceId) -> i32 {
         let leased = self.devices.iter().find(|leased| leased.id == id);
-        driver::synchronize_on(leased.expect("segments are on leased devices").number)
+        leased.expect("segments are asked for on leased devices").number
     }
 
     /// How much this process has of a device of the lease.

@@ -32,6 +32,15 @@ impl Piece {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room; why is said once.
     pub(crate) fn take(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {
+        let number = job.number(device);
+        job.charges.room_beside(job, number, bytes)?;
+        let piece = Self::ask(job, device, bytes)?;
+        // The driver may have given another thread memory meanwhile, which then did not see this.
+        job.charges.room_beside(job, number, Bytes::ZERO)?;
+        Ok(piece)
+    }
+
+    fn ask(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {
         job.keeper.begin(job)?;
         for attempts in 1..=ATTEMPTS {
             let error = match gate::inside(|| attempt(job, device, bytes))? {

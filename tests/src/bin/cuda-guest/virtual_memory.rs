@@ -120,13 +120,13 @@ fn exported(driver: &Driver, first: u64, bytes: usize, mark: u8) -> Result<Taken
         (&raw mut second, by_number, DESCRIPTOR))?;
     // SAFETY: the driver gave it to us.
     unsafe { libc::close(descriptor) };
-    release(driver, first)?;
     let at = range(driver, bytes)?;
     map(driver, at, bytes, second)?;
     allow(driver, at, bytes)?;
     Taken::at(driver, at, bytes, mark, move |driver| {
         unmap(driver, at, bytes)?;
         release(driver, second)?;
+        release(driver, first)?;
         call!(driver, "cuMemAddressFree" "" (u64, usize)(at, bytes))
     })
 }
