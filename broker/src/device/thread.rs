@@ -21,6 +21,9 @@ const FIRST_LOOK: Duration = Duration::from_micros(200);
 const SLOWEST_LOOK: Duration = Duration::from_millis(50);
 const OVERDUE_LOOK: Duration = Duration::from_secs(1);
 
+/// So many are made ahead of what is to be taken back: some 20 ms, which no flood of small asks stretches.
+const OVERTAKEN_MAX: usize = 16;
+
 /// A running owner thread. It ends when this is dropped, and takes the device with it.
 #[derive(Debug)]
 pub(crate) struct OwnerThread {
@@ -41,7 +44,8 @@ impl OwnerThread {
         let (orders, inbox) = channel();
         let report = Box::new(move |done| report(Completion { device: id, done }));
         let (waiting, pending, tend, kept) = (VecDeque::new(), BTreeMap::new(), None, None);
-        let owner = Owner { device: Health::Sound(device), waiting, pending, tend, kept, report };
+        let owner =
+            Owner { device: Health::Sound(device), waiting, overtaken: 0, pending, tend, kept, report };
         let thread = Worker::start(format!("device-{id}"), move || owner.run(&inbox))?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
@@ -84,6 +88,8 @@ struct Owner {
     device: Health,
     /// Orders that came while others were carried out.
     waiting: VecDeque<Order>,
+    /// How many orders have gone ahead of the first of them.
+    overtaken: usize,
     pending: BTreeMap<SegmentId, Pending>,
     /// When the device is to see to its hold.
     tend: Option<Instant>,
@@ -133,13 +139,20 @@ impl Owner {
         }
     }
 
-    /// Memory that somebody waits for is made before other memory is taken back, which costs the driver a millisecond and more
-    /// and which nobody waits for. It needs none of that: bytes are granted again once they are proven free.
+    /// Memory that somebody waits for is made before other memory is taken back, which costs the driver a millisecond and more.
+    /// It needs none of that: bytes are granted again once they are proven free. Who waits for those is not forgotten over it.
     fn first_waiting(&mut self) -> Option<Order> {
         let next = self.waiting.iter().position(|order| !matches!(order, Order::Reclaim(_)));
-        match next.filter(|at| matches!(self.waiting[*at], Order::Create { .. })) {
-            Some(at) => self.waiting.remove(at),
-            None => self.waiting.pop_front(),
+        let made = |at: &usize| matches!(self.waiting[*at], Order::Create { .. });
+        match next.filter(|at| *at > 0 && self.overtaken < OVERTAKEN_MAX && made(at)) {
+            Some(at) => {
+                self.overtaken += 1;
+                self.waiting.remove(at)
+            }
+            None => {
+                self.overtaken = 0;
+                self.waiting.pop_front()
+            }
         }
     }
 
@@ -339,6 +352,23 @@ mod tests {
         seen.remove(made);
         let in_order = |(done, id): (&Done, SegmentId)| matches!(done, Done::Freed(freed) if *freed == id);
         assert!(seen.iter().zip(taken_back).all(in_order), "{seen:?}");
+        drop(thread);
+    }
+
+    #[test]
+    fn a_flood_of_asks_does_not_keep_what_is_taken_back() {
+        let stays = Arc::new(Mutex::new(()));
+        let (thread, reports) = started_with(vec![Proof::Freed; 2], Arc::clone(&stays));
+        let busy = stays.lock().expect("sound");
+        [1, 2].into_iter().for_each(|segment| thread.order(Order::Reclaim(SegmentId::new(segment))));
+        (0..3 * OVERTAKEN_MAX).for_each(|_| thread.order(create(mib(2))));
+        drop(busy);
+        let mut made = 0;
+        while !matches!(next(&reports), Done::Freed(segment) if segment == SegmentId::new(2)) {
+            made += 1;
+        }
+        // The first was taken back before it, or is among those that were overtaken, too.
+        assert!(made <= 2 * OVERTAKEN_MAX + 1, "{made} went ahead");
         drop(thread);
     }
 

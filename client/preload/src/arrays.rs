@@ -274,7 +274,7 @@ pub(crate) fn recorded(job: &'static Job, bytes: usize, ask: impl Fn() -> Code) 
 /// Memory of a pool that is the driver's.
 pub(crate) fn pooled(job: &'static Job, device: c_int, bytes: usize, ask: impl Fn() -> Code) -> Code {
     let served = || {
-        job.charges.room(job, device, Bytes::new(bytes as u64))?;
+        let _aside = job.charges.set_aside(job, device, Bytes::new(bytes as u64))?;
         check(patiently(ask))
     };
     code_of(served())

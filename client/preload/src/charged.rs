@@ -76,15 +76,13 @@ impl Charges {
         if job.device(device).is_none() {
             return OUT_OF_MEMORY;
         }
-        if let Err(code) = self.set_aside(job, device, bytes) {
-            return code;
-        }
+        let _aside = match self.set_aside(job, device, bytes) {
+            Ok(aside) => aside,
+            Err(code) => return code,
+        };
         let code = patiently(ask);
-        let mut inner = self.lock();
-        let under_way = inner.under_way.entry(device).or_default();
-        *under_way = under_way.saturating_sub(bytes);
         if code == SUCCESS {
-            inner.given.insert(given(), (device, bytes));
+            self.lock().given.insert(given(), (device, bytes));
         }
         code
     }
@@ -121,17 +119,39 @@ impl Charges {
         self.fits(job, device, bytes)
     }
 
-    /// Whether a segment of so many bytes has room beside what is the driver's; of segments alone the broker knows.
+    /// Sets bytes aside while a segment of this size is asked for, where it has room beside what is the driver's; of segments
+    /// alone the broker knows.
     ///
     /// # Errors
     /// As [`Self::room`].
-    pub(crate) fn room_beside(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
-        if !self.any.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        // Who takes memory of the driver has looked, and counts, before or after this.
+    pub(crate) fn beside(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<Aside<'_>, Code> {
         let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.of_driver(job, device).is_zero() { Ok(()) } else { self.fits(job, device, bytes) }
+        if self.any.load(Ordering::SeqCst) && !self.of_driver(job, device).is_zero() {
+            self.fits(job, device, bytes)?;
+        }
+        Ok(self.aside(device, bytes))
+    }
+
+    /// Sets bytes aside while the driver is asked for them, where the lease has room.
+    ///
+    /// # Errors
+    /// As [`Self::room`].
+    pub(crate) fn set_aside(
+        &self,
+        job: &'static Job,
+        device: c_int,
+        bytes: Bytes,
+    ) -> Result<Aside<'_>, Code> {
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.room(job, device, bytes)?;
+        Ok(self.aside(device, bytes))
+    }
+
+    fn aside(&self, device: c_int, bytes: Bytes) -> Aside<'_> {
+        let mut inner = self.lock();
+        let under_way = inner.under_way.entry(device).or_default();
+        *under_way = under_way.saturating_add(bytes);
+        Aside { charges: self, device, bytes }
     }
 
     fn fits(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
@@ -145,7 +165,7 @@ impl Charges {
         FULL.say(|| {
             format!(
                 "no memory for {bytes} in lease {}: its limit is {limit} a device, and this process has {taken} of that, \
-                 {drivers} of them the driver's own",
+                 {drivers} of them the driver's own; free some, or run with a larger -m",
                 job.lease.id()
             )
         });
@@ -157,17 +177,23 @@ impl Charges {
         self.on(device).saturating_add(job.pools.of_driver(device))
     }
 
-    fn set_aside(&self, job: &'static Job, device: c_int, bytes: Bytes) -> Result<(), Code> {
-        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        self.room(job, device, bytes)?;
-        let mut inner = self.lock();
-        let under_way = inner.under_way.entry(device).or_default();
-        *under_way = under_way.saturating_add(bytes);
-        Ok(())
-    }
-
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes that somebody is asking for: nobody else gets them meanwhile.
+pub(crate) struct Aside<'c> {
+    charges: &'c Charges,
+    device: c_int,
+    bytes: Bytes,
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.charges.lock();
+        let under_way = inner.under_way.entry(self.device).or_default();
+        *under_way = under_way.saturating_sub(self.bytes);
     }
 }
 

@@ -76,6 +76,12 @@ pub(crate) unsafe fn wait() -> Code {
     pools::after_wait(unsafe { real::cuCtxSynchronize() })
 }
 
+/// `cuCtxSynchronize` of a context that is named.
+pub(crate) unsafe fn wait_for(context: *mut c_void) -> Code {
+    // SAFETY: the caller's argument, passed on.
+    pools::after_wait(unsafe { real::cuCtxSynchronize_v2(context) })
+}
+
 /// `cuDevicePrimaryCtxRetain`
 pub(crate) unsafe fn retain(out: *mut *mut c_void, device: c_int) -> Code {
     // SAFETY: the caller's arguments, passed on.

@@ -34,12 +34,23 @@ extern "C" fn sym(handle: *mut c_void, name: *const c_char) -> Answer {
     match entries::by_symbol(name) {
         Some(entry) => ours(entry, handle, name),
         // What comes after us would go around us.
-        None if name.to_bytes().starts_with(b"cu") && entries::is_later_form(name) && job::is_named() => {
+        None if is_kept_back(handle, name) => {
             entries::say_unknown(name);
             Answer { decided: 1, pointer: std::ptr::null_mut() }
         }
         None => ASK_THE_REAL_ONE,
     }
+}
+
+/// Whether it is a form of one of ours that came after this library, and that the driver has.
+fn is_kept_back(handle: *mut c_void, name: &CStr) -> bool {
+    if !name.to_bytes().starts_with(b"cu") || !entries::is_later_form(name) || !job::is_named() {
+        return false;
+    }
+    let everywhere = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
+    // What the loader finds for who calls only the loader knows; the driver's own is what it would be.
+    let from = if everywhere { real::CUDA.handle(Load::IfThere) } else { handle };
+    !from.is_null() && !real::dlsym(from, name).is_null()
 }
 
 /// Whether a name begins as the driver's or NVML's do. Calls nothing, not even what compares bytes: a sanitizer asks for just that

@@ -3,12 +3,16 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::charged;
-use crate::code::{Code, NOT_SUPPORTED, check, code_of};
+use crate::code::{Code, NOT_SUPPORTED, SUCCESS, check, code_of};
+use crate::driver;
 use crate::entries::real;
 use crate::gate;
 use crate::job;
 use crate::report::Once;
 use crate::vmm;
+
+/// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`
+const DMA_BUF_SUPPORTED: c_uint = 124;
 
 /// `CUarrayMapInfo`, of which only the handle matters here.
 #[repr(C)]
@@ -96,16 +100,26 @@ pub(crate) unsafe fn map_arrays_per_thread(list: *const MapInfo, count: c_uint, 
     unsafe { real::cuMemMapArrayAsync_ptsz(list, count, stream) }
 }
 
-/// `cuMemGetHandleForAddressRange`: whoever has the descriptor has the memory, so that it stays where it is.
+/// `cuMemGetHandleForAddressRange`: whoever has the descriptor has the memory, so that it stays where it is. A card that makes none
+/// is only asked whether it does, as transport libraries do.
 pub(crate) unsafe fn range_handle(out: *mut c_void, at: u64, bytes: usize, kind: c_uint, flags: u64) -> Code {
     let served = || {
-        if let Some(job) = job::current()?.filter(|_| is_leased(at)) {
+        if let Some(job) = job::current()?.filter(|_| is_leased(at) && has_descriptors()) {
             charged::pin(job, "descriptor of leased memory for other devices")?;
         }
         // SAFETY: the caller's arguments, passed on.
         check(gate::pass(|| unsafe { real::cuMemGetHandleForAddressRange(out, at, bytes, kind, flags) }))
     };
     code_of(served())
+}
+
+/// Whether the current device makes descriptors of memory for others; where it does not say, it may.
+fn has_descriptors() -> bool {
+    let mut has = 1;
+    // SAFETY: the pointer is to an int of ours.
+    let asked = driver::current_device()
+        .map(|device| unsafe { driver::cuDeviceGetAttribute(&mut has, DMA_BUF_SUPPORTED, device) });
+    asked != Ok(SUCCESS) || has != 0
 }
 
 /// Whether memory of the lease is at this address.

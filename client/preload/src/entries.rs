@@ -312,6 +312,7 @@ served! {
     CUDA 4000 "cuCtxEnablePeerAccess" cuCtxEnablePeerAccess(
         peer: *mut c_void, flags: c_uint) => peers::enable;
     CUDA 2000 "cuCtxSynchronize" cuCtxSynchronize() => contexts::wait;
+    CUDA 13000 "cuCtxSynchronize" cuCtxSynchronize_v2(context: *mut c_void) => contexts::wait_for;
     CUDA 2000 "cuStreamSynchronize" cuStreamSynchronize(stream: *mut c_void) => capture::wait;
     CUDA 7000 "cuStreamSynchronize" cuStreamSynchronize_ptsz [per_thread] (
         stream: *mut c_void) => capture::wait_per_thread;
@@ -340,4 +341,23 @@ served! {
     CUDA 10000 "cuStreamEndCapture" cuStreamEndCapture_ptsz [per_thread] (
         stream: *mut c_void, graph: *mut *mut c_void) => capture::end_per_thread;
     CUDA 4000 "cuStreamDestroy" cuStreamDestroy_v2(stream: *mut c_void) => capture::destroy;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_up_to_the_last_cuda_that_is_known_are_given_out() {
+        for known in [c"cuMemAlloc_v2", c"cuCtxSynchronize", c"cuCtxSynchronize_v2", c"cuCtxCreate_v4"] {
+            assert!(by_symbol(known).is_some(), "{known:?}");
+            assert!(!is_later_form(known), "{known:?}");
+        }
+        for later in
+            [c"cuMemAlloc_v3", c"cuCtxSynchronize_v3", c"cuGraphAddNode_v3", c"cuMemcpyAsync_v9_ptsz"]
+        {
+            assert!(is_later_form(later), "{later:?}");
+        }
+        assert!(!is_later_form(c"cuOfNobody_v2"));
+    }
 }

@@ -32,12 +32,8 @@ impl Piece {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room; why is said once.
     pub(crate) fn take(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {
-        let number = job.number(device);
-        job.charges.room_beside(job, number, bytes)?;
-        let piece = Self::ask(job, device, bytes)?;
-        // The driver may have given another thread memory meanwhile, which then did not see this.
-        job.charges.room_beside(job, number, Bytes::ZERO)?;
-        Ok(piece)
+        let _aside = job.charges.beside(job, job.number(device), bytes)?;
+        Self::ask(job, device, bytes)
     }
 
     fn ask(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {

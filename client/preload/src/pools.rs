@@ -303,8 +303,9 @@ impl Pools {
 
     /// What the driver keeps for pools of its own on a device.
     pub(crate) fn of_driver(&self, device: c_int) -> Bytes {
-        let pools = self.lock().homes.clone();
-        let here = pools.iter().filter(|(_, home)| **home == Home::Driver(device));
+        // Locked, so that no pool is destroyed meanwhile.
+        let inner = self.lock();
+        let here = inner.homes.iter().filter(|(_, home)| **home == Home::Driver(device));
         here.map(|(pool, _)| charged::of_pool(*pool as *mut c_void)).sum()
     }
 

@@ -332,7 +332,7 @@ fn a_member_outlives_the_owner_and_keeps_the_lease() {
 #[test]
 fn what_is_made_for_a_member_that_closes_its_session_goes_back() {
     let card = Standin::with(&[("DEVICES", "1")]);
-    card.faults("cuMemCreate * delay 300");
+    card.faults("cuMemCreate * delay 1000");
     let stage = Stage::Gpu(Gpu::Standin(card));
     let daemon = stage.daemon(mib(2_048));
     let (ledger, owner) = (Ledger::of(&daemon), stage.member(&daemon));

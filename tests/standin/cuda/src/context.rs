@@ -262,6 +262,12 @@ entry_points! {
         driver.drain()
     }
 
+    13000 fn cuCtxSynchronize_v2(driver, context: *mut c_void) {
+        let handle = if context.is_null() { driver.current_context()? } else { context.addr() };
+        driver.state().contexts.ordinal(handle)?;
+        driver.drain()
+    }
+
     3020 fn cuMemGetInfo_v2(driver, free: *mut usize, total: *mut usize) {
         let device = driver.current_device()?;
         let left = driver.card.survey().map_err(system)?.free(device);
