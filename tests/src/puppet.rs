@@ -143,13 +143,16 @@ impl Turn {
 }
 
 impl Puppet {
-    /// Starts one.
+    /// Starts one, and waits until its program runs: until then a child still has its parent's descriptors, those of
+    /// a stand-in's memory too.
     ///
     /// # Panics
     /// Where the program was not built beside the tests, or the system fails.
     #[must_use]
     pub fn start(gpu: &Gpu) -> Self {
-        Self::start_with(gpu, |command| command)
+        let puppet = Self::start_with(gpu, |command| command);
+        puppet.must("here");
+        puppet
     }
 
     /// Starts one behind other words, `unshare --pid` for example; its pid is then that program's.

@@ -114,6 +114,8 @@ struct Storm {
     charged: Bytes,
     /// What went to the driver.
     returned: Bytes,
+    /// Of pieces that were larger than what was needed, and went to the driver for it.
+    melted: Bytes,
     slowest: Duration,
 }
 
@@ -134,6 +136,7 @@ impl Storm {
             live,
             charged,
             returned: Bytes::ZERO,
+            melted: Bytes::ZERO,
             slowest: Duration::ZERO,
         };
         storm.book();
@@ -146,8 +149,8 @@ impl Storm {
             self.step();
         }
         let gain = grabbing.end();
-        let most = sum(&[HEADROOM.saturating_sub(CONTEXT), self.returned]);
-        assert!(gain <= most, "{gain} of {most}");
+        let most = sum(&[HEADROOM.saturating_sub(CONTEXT), self.returned, self.melted]);
+        assert!(gain <= most, "{gain} of {most}, {} of it where pieces were too large", self.melted);
         // To the byte: what he has is not in the hold, and nothing else is missing.
         self.book();
         self.subject.device.tend();
@@ -156,8 +159,9 @@ impl Storm {
         let short = room.saturating_sub(sum(&[held, self.subject.made()])).round_down();
         assert_eq!(short, Bytes::ZERO, "{held} are held of {room}");
         format!(
-            "an outsider got {gain} of a headroom of {HEADROOM} while {} came back, each within {:?}",
-            self.returned, self.slowest
+            "an outsider got {gain} of a headroom of {HEADROOM} while {} came back, each within {:?}, and {} where \
+             pieces were too large",
+            self.returned, self.slowest, self.melted
         )
     }
 
@@ -185,7 +189,11 @@ impl Storm {
     fn step(&mut self) {
         let wish = [mib(2), mib(64), mib(100), mib(1000), gib(1)][self.dice.below(5) as usize];
         if self.charged.saturating_add(wish) <= RESERVE {
+            let held = self.subject.held();
             let (segment, handover) = self.make(wish);
+            // What it took beyond that somebody else was faster to take.
+            let lost = held.saturating_sub(wish).saturating_sub(self.subject.held());
+            self.melted = self.melted.saturating_add(lost);
             self.live.push((segment, handover, wish));
             self.charged = self.charged.saturating_add(wish);
         } else if !self.live.is_empty() {

@@ -43,7 +43,7 @@ impl CudaDevice {
             let made = chunks::create(self.card, bytes, CHUNKS_MAX, || self.may_be_in_pieces(bytes));
             return made.map(|chunks| chunks.into_iter().map(Piece::from).collect());
         };
-        let taken = hold.take(bytes);
+        let taken = hold.take(bytes, || self.free().unwrap_or_default());
         self.gauge.set_hold(hold.bytes());
         self.hold = Some(hold);
         taken
@@ -156,12 +156,15 @@ impl CudaDevice {
     pub(super) fn tend_hold(&mut self) -> Option<Duration> {
         self.hold.as_mut()?.widen(Instant::now());
         self.settle();
-        let (gauge, hold) = (Arc::clone(&self.gauge), self.hold.as_mut()?);
-        if hold.is_untidy() {
+        let gauge = Arc::clone(&self.gauge);
+        if self.hold.as_ref()?.is_untidy()
+            && let (Some(free), Some(hold)) = (self.free(), &mut self.hold)
+        {
             let _changing = gauge.changing();
-            hold.tidy();
+            hold.tidy(free);
             gauge.set_hold(hold.bytes());
         }
+        let hold = self.hold.as_mut()?;
         Some(Hold::again(hold.export_some()))
     }
 }

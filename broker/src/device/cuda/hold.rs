@@ -134,9 +134,9 @@ impl Hold {
         self.cover.map_or(Bytes::ZERO, |cover| cover.room.saturating_sub(segments).round_down())
     }
 
-    /// Makes as many bytes as can be had, at most these.
-    pub(super) fn grow(&mut self, bytes: Bytes) {
-        let growth = self.stock().growth(bytes.round_down());
+    /// Makes as many bytes as can be had, at most these; says how many.
+    pub(super) fn grow(&mut self, bytes: Bytes) -> Bytes {
+        let (before, growth) = (self.bytes(), self.stock().growth(bytes.round_down()));
         let mut missing = Bytes::ZERO;
         for (place, size) in SIZES.into_iter().enumerate() {
             // What could not be had in larger pieces may be there in smaller ones.
@@ -147,6 +147,7 @@ impl Hold {
             let rest = missing.saturating_sub(size.checked_mul(instead).expect("it is within the card"));
             missing = rest.saturating_add(short);
         }
+        self.bytes().saturating_sub(before)
     }
 
     /// Makes so many bytes that just went back to the driver, at once: in one piece where there are such pieces.
@@ -184,25 +185,32 @@ impl Hold {
     }
 
     /// Pieces for a segment of so many bytes, in address order. Where somebody takes what was to be made anew, it is
-    /// tried again as long as the hold has enough.
+    /// tried again as long as the hold has enough. How much of the card is free is asked where it matters.
     ///
     /// # Errors
     /// What the driver says; then nothing of the hold is lost but what somebody else was faster to take.
-    pub(super) fn take(&mut self, bytes: Bytes) -> Result<Vec<Piece>, CudaError> {
+    pub(super) fn take(&mut self, bytes: Bytes, free: impl Fn() -> Bytes) -> Result<Vec<Piece>, CudaError> {
         for _ in 1..TAKES_MAX {
-            match self.try_to_take(bytes) {
+            match self.try_to_take(bytes, &free) {
                 Err(error) if error.is_out_of_memory() && self.bytes() >= bytes => {}
                 outcome => return outcome,
             }
         }
-        self.try_to_take(bytes)
+        self.try_to_take(bytes, free)
     }
 
-    /// What is made anew is made before anything is given back for it where the headroom has room, so that nobody can
-    /// get in between.
-    fn try_to_take(&mut self, bytes: Bytes) -> Result<Vec<Piece>, CudaError> {
+    /// What is made anew, and what is left of the melted, is made before anything is given back for it where the
+    /// headroom has room, so that nobody can get in between.
+    fn try_to_take(&mut self, bytes: Bytes, free: impl FnOnce() -> Bytes) -> Result<Vec<Piece>, CudaError> {
         let choice = self.stock().choose(bytes, (CHUNKS_MAX - MADE_MAX) as u64);
-        let made = match self.make_anew(choice.made, choice.melted) {
+        let mut rest = choice.rest();
+        let ahead = self.make_ahead(choice.made);
+        if ahead.is_some() && !rest.is_zero() && self.spare(free()) >= rest {
+            rest = rest.saturating_sub(self.grow(rest));
+        }
+        self.give_back(choice.melted);
+        let made = ahead.map_or_else(|| chunks::create(self.card, choice.made, MADE_MAX, || true), Ok);
+        let made = match made {
             Ok(made) => made,
             Err(error) => {
                 self.grow(choice.melted.bytes());
@@ -211,20 +219,22 @@ impl Hold {
         };
         let mut pieces = self.take_out(choice.taken);
         pieces.extend(made.into_iter().map(Piece::from));
-        self.grow(choice.rest());
+        self.grow(rest);
         Ok(pieces)
     }
 
-    fn make_anew(&mut self, bytes: Bytes, melted: Stock) -> Result<Vec<Allocation>, CudaError> {
+    /// What the headroom has for a moment: half of it stays for contexts that are made meanwhile.
+    fn spare(&self, free: Bytes) -> Bytes {
+        free.saturating_sub(Bytes::new(self.headroom.get() / 2))
+    }
+
+    /// What a segment lacks, out of the headroom; `None` where that has no room for it in one piece.
+    fn make_ahead(&self, bytes: Bytes) -> Option<Vec<Allocation>> {
         if bytes.is_zero() {
-            return Ok(Vec::new());
+            return Some(Vec::new());
         }
-        let first = if bytes < gib(1) { Allocation::create(self.card, bytes).ok() } else { None };
-        self.give_back(melted);
-        match first {
-            Some(memory) => Ok(vec![memory]),
-            None => chunks::create(self.card, bytes, MADE_MAX, || true),
-        }
+        let made = if bytes < gib(1) { Allocation::create(self.card, bytes).ok() } else { None };
+        made.map(|memory| vec![memory])
     }
 
     fn take_out(&mut self, stock: Stock) -> Vec<Piece> {
@@ -244,32 +254,26 @@ impl Hold {
         }
     }
 
-    /// Whether [`Self::tidy`] would do something.
+    /// Whether the sizes could be in better order.
     pub(super) fn is_untidy(&self) -> bool {
-        self.stock().change().is_some()
+        self.stock().changes().next().is_some()
     }
 
-    /// Brings the sizes in better order by one step, out of the headroom where that has room.
-    pub(super) fn tidy(&mut self) {
-        match self.stock().change() {
-            Some(Change::Split(place)) => self.exchange(place, 1, place + 1),
-            Some(Change::Merge(place)) => {
-                let pieces = SIZES[place - 1].get() / SIZES[place].get();
-                self.exchange(place, pieces, place - 1);
+    /// Brings the sizes in better order by one step where so much of the card is free that the new pieces are there
+    /// before the old ones go: else somebody could get in between.
+    pub(super) fn tidy(&mut self, free: Bytes) {
+        let spare = self.spare(free);
+        let has_room = |(_, new): &(Stock, Stock)| new.bytes() <= spare;
+        let Some((old, new)) = self.stock().changes().map(Change::exchange).find(has_room) else { return };
+        let mut superfluous = old;
+        for (place, wanted) in new.0.into_iter().enumerate() {
+            let made = self.make(place, wanted);
+            if made < wanted {
+                superfluous = Stock::default();
+                superfluous.0[place] = made;
             }
-            None => {}
         }
-    }
-
-    /// So many pieces of one size become as many bytes in pieces of another, where the headroom has room for both:
-    /// else somebody could get in between.
-    fn exchange(&mut self, from: usize, pieces: u64, to: usize) {
-        let bytes = SIZES[from].checked_mul(pieces).expect("it is within the hold");
-        let wanted = bytes.get() / SIZES[to].get();
-        let made = self.make(to, wanted);
-        let mut old = Stock::default();
-        (old.0[from], old.0[to]) = if made == wanted { (pieces, 0) } else { (0, made) };
-        self.give_back(old);
+        self.give_back(superfluous);
     }
 
     /// Makes some descriptors ahead of time; says whether there are more to make.

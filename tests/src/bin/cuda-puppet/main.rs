@@ -96,7 +96,7 @@ impl Puppet {
             ["fill", seed] => self.as_tenant("fill", &[seed]).map(|said| (said, None)),
             [verb, rest @ ..] => {
                 let said = match *verb {
-                    "load" | "devices" | "device" | "cudarc" | "nvml" | "kept" | "fork" => {
+                    "here" | "load" | "devices" | "device" | "cudarc" | "nvml" | "kept" | "fork" => {
                         self.about(verb, rest)
                     }
                     "context" | "end-context" | "make-current" | "current" | "info" | "timing" | "pinned"
@@ -115,9 +115,10 @@ impl Puppet {
         }
     }
 
-    /// `load`, `devices`, `device UUID`, `cudarc DEVICE`, `nvml DEVICE`, `kept`, `fork`.
+    /// `here`, `load`, `devices`, `device UUID`, `cudarc DEVICE`, `nvml DEVICE`, `kept`, `fork`.
     fn about(&mut self, verb: &str, words: &[&str]) -> Result<String, Box<dyn Error>> {
         match (verb, words) {
+            ("here", []) => Ok(String::new()),
             ("load", []) => Ok(Driver::load()?.version().to_string()),
             ("devices", []) => Driver::load()?.devices()?.into_iter().map(trials::described).collect(),
             ("device", [uuid]) => {

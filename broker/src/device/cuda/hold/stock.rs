@@ -88,13 +88,27 @@ impl Stock {
         (0..3).rev().find(|place| self.0[*place] > taken[*place])
     }
 
-    /// What would make the sizes fit better, if anything.
-    pub(super) fn change(self) -> Option<Change> {
-        let [_, middle, small] = self.0;
-        if small < KEPT[2] / 2 && middle > 0 {
-            return Some(Change::Split(1));
-        }
-        [2, 1].into_iter().find(|place| self.0[*place] > MANY[*place]).map(Change::Merge)
+    /// What would make the sizes fit better.
+    pub(super) fn changes(self) -> impl Iterator<Item = Change> {
+        let is_short = move |place: &usize| self.0[*place] < KEPT[*place] / 2 && self.0[place - 1] > 0;
+        let splits = [2, 1].into_iter().filter(is_short).map(|place| Change::Split(place - 1));
+        let merges = [2, 1].into_iter().filter(move |place| self.0[*place] > MANY[*place]).map(Change::Merge);
+        splits.chain(merges)
+    }
+}
+
+impl Change {
+    /// So many pieces of one size become so many of another.
+    pub(super) fn exchange(self) -> (Stock, Stock) {
+        let (from, to) = match self {
+            Self::Split(place) => (place, place + 1),
+            Self::Merge(place) => (place, place - 1),
+        };
+        let bytes = SIZES[from].max(SIZES[to]);
+        let (mut old, mut new) = (Stock::default(), Stock::default());
+        old.0[from] = bytes.get() / SIZES[from].get();
+        new.0[to] = bytes.get() / SIZES[to].get();
+        (old, new)
     }
 }
 
@@ -211,10 +225,21 @@ mod tests {
 
     #[test]
     fn sizes_are_brought_in_order() {
-        assert_eq!(Stock([3, 15, 32]).change(), None);
-        assert_eq!(Stock([3, 15, 15]).change(), Some(Change::Split(1)));
-        assert_eq!(Stock([3, 0, 15]).change(), None);
-        assert_eq!(Stock([3, 15, 129]).change(), Some(Change::Merge(2)));
-        assert_eq!(Stock([3, 65, 32]).change(), Some(Change::Merge(1)));
+        let changes = |stock| Stock(stock).changes().collect::<Vec<_>>();
+        assert_eq!(changes([3, 15, 32]), []);
+        assert_eq!(changes([3, 15, 15]), [Change::Split(1)]);
+        assert_eq!(changes([3, 6, 15]), [Change::Split(1), Change::Split(0)]);
+        assert_eq!(changes([3, 0, 16]), [Change::Split(0)]);
+        assert_eq!(changes([0, 0, 15]), []);
+        assert_eq!(changes([3, 15, 129]), [Change::Merge(2)]);
+        assert_eq!(changes([3, 65, 129]), [Change::Merge(2), Change::Merge(1)]);
+        for (change, old, new) in [
+            (Change::Split(0), [1, 0, 0], [0, 16, 0]),
+            (Change::Split(1), [0, 1, 0], [0, 0, 32]),
+            (Change::Merge(1), [0, 16, 0], [1, 0, 0]),
+            (Change::Merge(2), [0, 0, 32], [0, 1, 0]),
+        ] {
+            assert_eq!(change.exchange(), (Stock(old), Stock(new)));
+        }
     }
 }
