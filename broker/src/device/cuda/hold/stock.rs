@@ -11,11 +11,12 @@ use gpulease_words::{Bytes, GRANULARITY, gib, mib};
 /// The sizes of pieces, largest first.
 pub(in super::super) const SIZES: [Bytes; 3] = [gib(1), mib(64), mib(2)];
 
-/// Kept of the smaller sizes where there is enough: one large piece less, in pieces for most wishes.
-const KEPT: [u64; 3] = [0, 15, 32];
+/// Kept of the smaller sizes where there is enough: three large pieces less, in pieces for wishes that are no multiples
+/// of a large one. The whole of a card of 140 GiB is within what one segment can have.
+const KEPT: [u64; 3] = [0, 47, 32];
 
 /// More of a size than this are too many: some become one larger piece.
-const MANY: [u64; 3] = [u64::MAX, 64, 128];
+const MANY: [u64; 3] = [u64::MAX, 96, 128];
 
 /// So many pieces of each size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -210,9 +211,10 @@ mod tests {
             let bytes = GRANULARITY.checked_mul(dice.below(4_000)).expect("it fits");
             assert_eq!(stock.growth(bytes).bytes(), bytes, "{stock} by {bytes}");
         }
-        assert_eq!(Stock::default().growth(gib(140)), Stock([139, 15, 32]));
-        assert_eq!(Stock([139, 15, 32]).growth(gib(1)), Stock([1, 0, 0]));
-        assert_eq!(Stock([139, 15, 0]).growth(mib(66)), Stock([0, 0, 33]));
+        assert_eq!(Stock::default().growth(gib(140)), Stock([137, 47, 32]));
+        assert!(Stock::default().growth(gib(140)).pieces() <= MOST);
+        assert_eq!(Stock([137, 47, 32]).growth(gib(1)), Stock([1, 0, 0]));
+        assert_eq!(Stock([137, 47, 0]).growth(mib(66)), Stock([0, 0, 33]));
     }
 
     #[test]
@@ -226,13 +228,13 @@ mod tests {
     #[test]
     fn sizes_are_brought_in_order() {
         let changes = |stock| Stock(stock).changes().collect::<Vec<_>>();
-        assert_eq!(changes([3, 15, 32]), []);
-        assert_eq!(changes([3, 15, 15]), [Change::Split(1)]);
-        assert_eq!(changes([3, 6, 15]), [Change::Split(1), Change::Split(0)]);
+        assert_eq!(changes([3, 47, 32]), []);
+        assert_eq!(changes([3, 47, 15]), [Change::Split(1)]);
+        assert_eq!(changes([3, 22, 15]), [Change::Split(1), Change::Split(0)]);
         assert_eq!(changes([3, 0, 16]), [Change::Split(0)]);
         assert_eq!(changes([0, 0, 15]), []);
-        assert_eq!(changes([3, 15, 129]), [Change::Merge(2)]);
-        assert_eq!(changes([3, 65, 129]), [Change::Merge(2), Change::Merge(1)]);
+        assert_eq!(changes([3, 47, 129]), [Change::Merge(2)]);
+        assert_eq!(changes([3, 97, 129]), [Change::Merge(2), Change::Merge(1)]);
         for (change, old, new) in [
             (Change::Split(0), [1, 0, 0], [0, 16, 0]),
             (Change::Split(1), [0, 1, 0], [0, 0, 32]),
