@@ -4,6 +4,7 @@
 //! consumer, which gets the handle alone: it opens it with `cuIpcOpenMemHandle`, adds one to each number and closes
 //! it. Then the first process looks.
 
+use std::ffi::c_char;
 use std::io::{Read, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 
@@ -137,7 +138,7 @@ fn consume(uuid: &str, words: usize) -> Result<()> {
     let context = context_on(uuid)?;
     context.make_current()?;
 
-    let handle = sys::CUipcMemHandle { reserved: handle.map(u8::cast_signed) };
+    let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| c_char::from_ne_bytes([byte])) };
     let lazily = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
     let mut address = 0;
     // SAFETY: the address is a variable of ours, and a context is current; a wrong handle is an error.

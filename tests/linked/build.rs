@@ -1,6 +1,7 @@
 //! Makes what a CUDA toolkit brings for this purpose: a library under the driver's name that has its functions' names
 //! and nothing behind them, to link with. At run time the loader takes the driver instead.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,6 +29,10 @@ fn make_stub(out: &Path, names: &[&str]) -> PathBuf {
     rustc.args(["--crate-type", "cdylib", "--crate-name", "cuda", "--edition", "2024", "-Anon_snake_case"]);
     rustc.args(["-C", "panic=abort", "-C", "link-arg=-Wl,-soname,libcuda.so.1", "--target"]);
     rustc.arg(env::var_os("TARGET").expect("cargo names the target")).arg("-o").arg(&stub).arg(&source);
+    // Cargo names the linker where another than the compiler's own is set, as for another architecture.
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        rustc.arg("-C").arg([OsStr::new("linker="), &linker].into_iter().collect::<OsString>());
+    }
     let status = rustc.status().expect("the compiler can be run");
     assert!(status.success(), "the library to link with could not be made: {status}");
     stub

@@ -85,7 +85,7 @@ impl Device {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the pointer is to a CUuuid of ours.
         unsafe { call!(self.driver, cuDeviceGetUuid_v2(&mut uuid, self.raw)) }?;
-        Ok(Uuid(uuid.bytes.map(c_char::cast_unsigned)))
+        Ok(Uuid(uuid.bytes.map(byte)))
     }
 
     /// Its place on the PCI bus, "0000:3b:00.0" for example.
@@ -175,8 +175,13 @@ impl PartialEq for Device {
 
 impl Eq for Device {}
 
+/// A `char` of C as a byte: it has a sign on x86-64 and none on Arm.
+pub(crate) fn byte(of: c_char) -> u8 {
+    of.to_ne_bytes()[0]
+}
+
 fn text(buffer: &[c_char]) -> String {
-    let bytes: Vec<u8> = buffer.iter().map(|c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = buffer.iter().copied().map(byte).collect();
     CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

@@ -8,6 +8,7 @@ use gpulease_words::Bytes;
 
 use crate::allocation::size;
 use crate::context::Context;
+use crate::device::byte;
 use crate::driver::call;
 use crate::error::CudaError;
 use crate::reservation::DevicePtr;
@@ -56,7 +57,7 @@ impl DeviceMemory {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the pointer is to a handle of ours; the address is alive.
         unsafe { call!(self.context.driver(), cuIpcGetMemHandle(&mut handle, self.ptr.raw())) }?;
-        Ok(IpcHandle(handle.reserved.map(c_char::cast_unsigned)))
+        Ok(IpcHandle(handle.reserved.map(byte)))
     }
 }
 
@@ -109,7 +110,7 @@ impl IpcMapping {
     /// What the driver says of a handle that is no longer good or never was.
     pub fn open(context: &Context, handle: &IpcHandle) -> Result<Self, CudaError> {
         let _current = context.enter()?;
-        let raw = CUipcMemHandle { reserved: handle.0.map(u8::cast_signed) };
+        let raw = CUipcMemHandle { reserved: handle.0.map(|part| c_char::from_ne_bytes([part])) };
         let (mut ptr, flags) = (0, CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32);
         // SAFETY: the pointer is to an address of ours; a context is current.
         unsafe { call!(context.driver(), cuIpcOpenMemHandle_v2(&mut ptr, raw, flags)) }?;

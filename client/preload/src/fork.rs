@@ -83,7 +83,7 @@ fn peer(fd: c_int) -> Option<Vec<u8>> {
     if code != 0 || c_int::from(address.sun_family) != libc::AF_UNIX {
         return None;
     }
-    Some(address.sun_path.iter().map(|c| c.cast_unsigned()).take_while(|c| *c != 0).collect())
+    Some(address.sun_path.iter().map(|c| c.to_ne_bytes()[0]).take_while(|c| *c != 0).collect())
 }
 
 /// Which open file it is, by its inode.
