@@ -324,6 +324,7 @@ impl Device for CudaDevice {
     }
 
     fn tend(&mut self) -> Option<Duration> {
+        self.remind_exporter();
         self.tend_hold()
     }
 }

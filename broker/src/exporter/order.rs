@@ -33,7 +33,9 @@ pub(crate) struct Exporter {
     reaper: JoinHandle<()>,
     socket: Option<OwnedFd>,
     kept: BTreeSet<SegmentId>,
-    /// Given up while they were made, and ordered to be freed right after.
+    /// To be freed, which it had no room to hear yet.
+    unheard: BTreeSet<SegmentId>,
+    /// Given up while they were made, and to be freed right after.
     given_up: BTreeSet<SegmentId>,
     freed: BTreeSet<SegmentId>,
 }
@@ -92,8 +94,8 @@ impl Exporter {
         };
         let reaper = std::thread::Builder::new().name("exporter-end".into()).spawn(reap);
         let reaper = reaper.map_err(|error| no_exporter(&error))?;
-        let (kept, given_up, freed) = Default::default();
-        Ok(Self { pid, pidfd, reaper, socket: Some(socket), kept, given_up, freed })
+        let (kept, unheard, given_up, freed) = Default::default();
+        Ok(Self { pid, pidfd, reaper, socket: Some(socket), kept, unheard, given_up, freed })
     }
 
     /// Its process.
@@ -126,8 +128,8 @@ impl Exporter {
                 Ok(other) => self.note(&other),
                 Err(Trouble::Silent) => {
                     // It carries out one order after the other: nobody has to be there to hear that it was made.
-                    self.order(Order::Free(segment))?;
                     self.given_up.insert(segment);
+                    self.free(segment)?;
                     return Err(Trouble::Silent);
                 }
                 Err(trouble) => return Err(trouble),
@@ -140,9 +142,29 @@ impl Exporter {
         self.order(Order::Handed(segment, process))
     }
 
-    /// Orders it to free a segment's memory; see [`Self::has_freed`].
+    /// Orders it to free a segment's memory; see [`Self::has_freed`]. Where it has no room to hear that now, it is told at
+    /// the next contact.
+    ///
+    /// # Errors
+    /// [`Trouble::Gone`].
     pub(crate) fn free(&mut self, segment: SegmentId) -> Result<(), Trouble> {
-        self.order(Order::Free(segment))
+        self.unheard.insert(segment);
+        self.say_unheard()
+    }
+
+    /// Tells it what it had no room to hear, as far as it has room now.
+    ///
+    /// # Errors
+    /// [`Trouble::Gone`].
+    pub(crate) fn say_unheard(&mut self) -> Result<(), Trouble> {
+        while let Some(segment) = self.unheard.first().copied() {
+            match self.send(Order::Free(segment)) {
+                Ok(()) => self.unheard.remove(&segment),
+                Err(Trouble::Silent) => return Ok(()),
+                Err(trouble) => return Err(trouble),
+            };
+        }
+        Ok(())
     }
 
     /// Whether it has said that it freed this segment. It says so once.
@@ -150,6 +172,7 @@ impl Exporter {
     /// # Errors
     /// [`Trouble::Gone`].
     pub(crate) fn has_freed(&mut self, segment: SegmentId) -> Result<bool, Trouble> {
+        self.say_unheard()?;
         while !self.freed.contains(&segment) {
             match self.answer(Instant::now()) {
                 Ok(answer) => self.note(&answer),
@@ -171,6 +194,11 @@ impl Exporter {
     }
 
     fn order(&mut self, order: Order) -> Result<(), Trouble> {
+        self.say_unheard()?;
+        self.send(order)
+    }
+
+    fn send(&self, order: Order) -> Result<(), Trouble> {
         let socket = self.socket.as_ref().expect("taken only by drop");
         match send(socket, &order.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(_) => Ok(()),
@@ -259,5 +287,26 @@ mod tests {
         assert_eq!(exporter.has_freed(other), Ok(true));
         assert_eq!(exporter.has_freed(late), Ok(false), "nobody asks for it, and nothing of it is kept");
         assert!(exporter.given_up.is_empty() && exporter.freed.is_empty() && exporter.kept.is_empty());
+    }
+
+    /// An exporter that does not read had room for one order more, the one to make, and the one to free it again was lost:
+    /// the memory stayed until its end.
+    #[test]
+    fn what_it_had_no_room_to_hear_is_said_at_the_next_contact() {
+        let (mut exporter, end) = exporter();
+        let [late, other, before] = [7, 8, 9].map(SegmentId::new);
+        while exporter.handed(before, Pid::new(1)).is_ok() {}
+        assert_eq!(heard(&end), Some(Order::Handed(before, Pid::new(1))));
+        assert_eq!(exporter.make_until(late, mib(2), Instant::now()), Err(Trouble::Silent));
+        assert_eq!(exporter.free(other), Ok(()));
+        let heard_now = |end: &OwnedFd| -> Vec<Order> { std::iter::from_fn(|| heard(end)).collect() };
+        assert_eq!(heard_now(&end).last(), Some(&Order::Make(late, mib(2))), "it has no room for more");
+        assert_eq!(exporter.has_freed(other), Ok(false));
+        assert_eq!(heard_now(&end), [Order::Free(late), Order::Free(other)]);
+        for answer in [Answer::Made(late, IpcHandle([0; 64])), Answer::Freed(late), Answer::Freed(other)] {
+            send(&end, &answer.encode(), SendFlags::empty()).expect("the exporter is there");
+        }
+        assert_eq!(exporter.has_freed(other), Ok(true));
+        assert!(exporter.given_up.is_empty() && exporter.unheard.is_empty() && exporter.freed.is_empty());
     }
 }

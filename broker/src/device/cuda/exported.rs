@@ -62,12 +62,16 @@ impl CudaDevice {
         self.exporter.as_mut().filter(|exporter| exporter.pid() == pid)
     }
 
+    /// Tells the exporter what it had no room to hear before.
+    pub(super) fn remind_exporter(&mut self) {
+        // That it has ended shows at the next order.
+        self.exporter.as_mut().into_iter().for_each(|exporter| drop(exporter.say_unheard()));
+    }
+
     pub(super) fn order_free(&mut self, id: SegmentId, exporter: Pid, before: Option<Standing>) {
         match self.exporter_of(exporter).map(|exporter| exporter.free(id)) {
             Some(Ok(())) => self.set_memory(id, Memory::Ordered(exporter, before)),
-            // What it was too busy to hear, its end will do; until then it is the one to suspect.
-            Some(Err(Trouble::Silent)) => self.set_memory(id, Memory::Ordered(exporter, None)),
-            Some(Err(Trouble::Gone | Trouble::Refused(_))) | None => self.lost(id),
+            Some(Err(_)) | None => self.lost(id),
         }
     }
 
