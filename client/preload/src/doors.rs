@@ -5,7 +5,7 @@
 //! into the real function, as if we had not been there.
 
 use std::arch::naked_asm;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use crate::entries::{self, Entry};
 use crate::job;
@@ -36,7 +36,7 @@ extern "C" fn sym(handle: *mut c_void, name: *const c_char) -> Answer {
         // What comes after us would go around us.
         None if is_kept_back(handle, name) => {
             entries::say_unknown(name);
-            Answer { decided: 1, pointer: std::ptr::null_mut() }
+            nothing(handle, name, "it is later than this version of gpulease knows")
         }
         None => ASK_THE_REAL_ONE,
     }
@@ -77,8 +77,17 @@ fn ours(entry: &'static Entry, handle: *mut c_void, name: &CStr) -> Answer {
         // The real one says why it finds nothing.
         (false, false) => ASK_THE_REAL_ONE,
         // The real one would find ours.
-        (false, true) => Answer { decided: 1, pointer: std::ptr::null_mut() },
+        (false, true) => nothing(handle, name, "its library is not loaded"),
     }
+}
+
+/// Nothing, and `dlerror` says why: the real one is asked for a name that nobody has.
+fn nothing(handle: *mut c_void, name: &CStr, why: &str) -> Answer {
+    let words = format!("{}: {why}", name.to_string_lossy());
+    if let Ok(words) = CString::new(words) {
+        real::dlsym(handle, &words);
+    }
+    Answer { decided: 1, pointer: std::ptr::null_mut() }
 }
 
 /// A library that is loaded with its own symbols before all others would reach the driver around us.

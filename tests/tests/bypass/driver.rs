@@ -45,11 +45,11 @@ fn a_function_that_came_after_the_library_is_not_given_out() {
     let tomorrow = [("DEVICES", "1"), ("BYTES", "4GiB"), ("VERSION", "99010")];
     let lab = Lab::on(Card::of(Gpu::Standin(Standin::with(&tomorrow))), &[]);
     let bare = lab.card.bare("handle");
-    assert_eq!(bare.must("trial tomorrow"), "same, another 0, a symbol");
+    assert_eq!(bare.must("trial tomorrow"), "same, another 0, a symbol, no symbol");
     let output = lab.run("64MiB", &["init", "context", "trial tomorrow", "take alloc 32MiB"]);
     let (said, words) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let answers: Vec<&str> = said.lines().collect();
-    assert_eq!(answers.get(2), Some(&"ok same, none 2, no symbol"), "{said}{words}");
+    assert_eq!(answers.get(2), Some(&"ok same, none 2, no symbol, no symbol"), "{said}{words}");
     assert!(answers.get(3).is_some_and(|answer| answer.starts_with("ok")), "the rest works: {said}{words}");
     assert!(words.contains("a later cuMemAlloc than this version of gpulease knows"), "{words}");
 }

@@ -131,6 +131,11 @@ impl Driver {
         }
     }
 
+    /// The loader's handle of the driver.
+    pub(crate) fn library(&self) -> *mut c_void {
+        self.library
+    }
+
     /// A function by its whole name, whatever the door.
     pub(crate) fn symbol(&self, name: &CStr) -> *mut c_void {
         // SAFETY: the handle is the driver's and the name is a text.

@@ -121,8 +121,23 @@ fn enter(driver: &Driver, context: *mut c_void) -> Result<(), Failed> {
 fn tomorrow(driver: &Driver) -> String {
     let known = form(driver, c"cuMemAlloc", 12_080, 0, c"cuMemAlloc_v2");
     let later = form(driver, c"cuMemAlloc", 99_010, 0, c"cuMemAlloc_v2");
-    let symbol = if driver.symbol(c"cuMemAlloc_v9").is_null() { "no symbol" } else { "a symbol" };
-    format!("{known}, {later}, {symbol}")
+    let symbol = look_up(driver.library(), c"cuMemAlloc_v9");
+    let absent = look_up(libc::RTLD_DEFAULT, c"nvmlDeviceGetMemoryInfo");
+    format!("{known}, {later}, {symbol}, {absent}")
+}
+
+/// Whether there is such a symbol; where not, the loader has to say which it was.
+fn look_up(handle: *mut c_void, name: &CStr) -> String {
+    // SAFETY: the handle is one that the loader knows, and the name is a text.
+    if !unsafe { libc::dlsym(handle, name.as_ptr()) }.is_null() {
+        return "a symbol".to_owned();
+    }
+    // SAFETY: the loader's answer is a text or null, and stays until this thread asks it for something else.
+    let why = unsafe { libc::dlerror().as_ref().map(|why| CStr::from_ptr(why)) };
+    match why.map(CStr::to_string_lossy) {
+        Some(why) if why.contains(&*name.to_string_lossy()) => "no symbol".to_owned(),
+        why => format!("no symbol, and the loader says {why:?}"),
+    }
 }
 
 /// Whether the function that a name means, by version and kind of stream, is the one with this symbol.
