@@ -1,6 +1,7 @@
 //! What the suite works with: devices to open, and other processes that hold what they made.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -302,6 +303,12 @@ pub(crate) fn chunks(handover: &Handover) -> &[(std::os::fd::OwnedFd, Bytes)] {
         Handover::Descriptors(Descriptors::Owed(_)) => panic!("they were not to follow"),
         Handover::CudaIpc(_) => panic!("descriptors were asked for"),
     }
+}
+
+/// Sets failures of the stand-in from inside.
+pub(crate) fn faults(rules: &str) {
+    let directory = std::env::var_os(gpulease_standin_card::DIRECTORY).expect("this is the stand-in");
+    gpulease_standin_card::Faults::write(Path::new(&directory), rules).expect("the directory takes a file");
 }
 
 /// The sizes of its chunks, as a puppet takes them.

@@ -1,6 +1,8 @@
 //! A device with a hold: what others can get of the card, and what they cannot.
 
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use gpulease_broker::device::cuda::CudaDevice;
@@ -10,7 +12,7 @@ use gpulease_tests::puppet::{Gpu, Puppet, Turn};
 use gpulease_tests::standin::Standin;
 use gpulease_words::{Bytes, gib, mib};
 
-use super::bench::{Subject, chunks, cuda, holding, sum};
+use super::bench::{Subject, chunks, cuda, faults, holding, sum};
 
 pub(super) const HEADROOM: Bytes = gib(1);
 /// What a context takes on the stand-in, with what is on no list.
@@ -79,6 +81,29 @@ on_cards! {
         outsider.must("context 0");
         let (_segment, handover) = subject.make(room.round_down());
         assert!(chunks(&handover).len() > 1);
+    }
+
+    /// For a segment, and so that the sizes fit the next ones. Somebody waits for a little more than the headroom, and a
+    /// call of the broker's that takes long would let him have it.
+    fn a_large_piece_is_cut_within_the_headroom([roomy()]) {
+        let mut subject = Subject::of(holding(gib(4)));
+        let outsider = Arc::new(puppet());
+        outsider.must("context 0");
+        let more = gib(4).saturating_sub(CONTEXT).saturating_add(mib(32));
+        // Until the small pieces are in use.
+        while chunks(&subject.make(mib(64)).1).len() == 1 {}
+        let (held, waiting) = (subject.held(), Waiting::start(&outsider, more));
+        faults("cuMemCreate 2 delay 500");
+        let (_segment, handover) = subject.make(mib(900));
+        faults("cuMemCreate 2 delay 501");
+        subject.device.tend();
+        faults("");
+        assert!(!waiting.end(), "he got more than the headroom");
+        assert_eq!(subject.held(), held.saturating_sub(mib(900)));
+        let sizes = |handover| chunks(handover).iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>();
+        assert!(sizes(&handover).iter().any(|size| *size > mib(512)), "there was something to cut");
+        let (_segment, handover) = subject.make(mib(960));
+        assert_eq!(sizes(&handover), [mib(64); 15], "they were made ahead");
     }
 
     fn room_that_grows_counts_when_it_lasts([standin()]) {
@@ -174,6 +199,34 @@ on_cards! {
     }
 }
 
+/// Somebody who asks for so much until he gets it or is told to end.
+struct Waiting {
+    done: Arc<AtomicBool>,
+    thread: JoinHandle<bool>,
+}
+
+impl Waiting {
+    fn start(outsider: &Arc<Puppet>, bytes: Bytes) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        let (outsider, ends, command) =
+            (Arc::clone(outsider), Arc::clone(&done), format!("alloc wanted 0 {}B", bytes.get()));
+        let thread = thread::spawn(move || {
+            let mut got = false;
+            while !got && !ends.load(Ordering::SeqCst) {
+                got = outsider.ask(&command).is_ok();
+            }
+            got
+        });
+        Self { done, thread }
+    }
+
+    /// Ends it; whether he got it.
+    fn end(self) -> bool {
+        self.done.store(true, Ordering::SeqCst);
+        self.thread.join().expect("the outsider lives")
+    }
+}
+
 /// Takes what there is, in pieces; how much that was.
 pub(super) fn grab(outsider: &Puppet, names: &mut u64) -> Bytes {
     let mut gain = Bytes::ZERO;
@@ -184,6 +237,11 @@ pub(super) fn grab(outsider: &Puppet, names: &mut u64) -> Bytes {
         }
     }
     gain
+}
+
+/// One with room for a large headroom.
+fn roomy() -> Gpu {
+    Gpu::Standin(Standin::with(&[("BYTES", "12GiB")]))
 }
 
 pub(super) fn standin() -> Gpu {

@@ -1,6 +1,5 @@
 //! Segments that come and go on a device with a hold, beside an outsider that takes whatever he can get.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -13,7 +12,7 @@ use gpulease_tests::puppet::{Gpu, Puppet, Turn};
 use gpulease_tests::standin::Standin;
 use gpulease_words::{Bytes, Pid, SegmentId, gib, mib};
 
-use super::bench::{Bench, Subject, Temper, chunks, holding, sum};
+use super::bench::{Bench, Subject, Temper, chunks, faults, holding, sum};
 use super::held::{CONTEXT, HEADROOM, grab, puppet, standin};
 
 /// A user that is on every system and has no rights.
@@ -260,12 +259,6 @@ impl Storm {
         }
         panic!("the card never stands still");
     }
-}
-
-/// Sets failures of the stand-in from inside.
-fn faults(rules: &str) {
-    let directory = std::env::var_os(gpulease_standin_card::DIRECTORY).expect("this is the stand-in");
-    gpulease_standin_card::Faults::write(Path::new(&directory), rules).expect("the directory takes a file");
 }
 
 /// Somebody who takes what there is, all the time.
