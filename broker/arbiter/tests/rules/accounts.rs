@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gpulease_arbiter::{Budget, Budgets, Denial};
+use gpulease_arbiter::{Budget, Budgets, Denial, Event};
 use gpulease_words::{Reason, Uid, mib};
 
 use crate::desk::{Answer, Ask, Desk, NOW, limit, seconds, want};
@@ -107,6 +107,42 @@ fn leases_are_counted_along_the_path() {
     assert_eq!(desk.snapshot().waiting.len(), 1, "a lease counts until it is gone");
     desk.give_back(a, first, segment);
     assert!(desk.line().is_empty());
+}
+
+/// Of the host, of a group and of a user: nobody loses what he has.
+#[test]
+fn another_number_of_leases_counts_from_now_on() {
+    let most = |of: &str, leases| {
+        let (budget, mut budgets) =
+            (Budget { leases_max: Some(leases), ..Budget::default() }, Budgets::default());
+        match of {
+            "host" => budgets.host = budget,
+            "group.lab" => budgets.groups = BTreeMap::from([("lab".to_owned(), budget)]),
+            _ => budgets.users = BTreeMap::from([(Uid::new(1), budget)]),
+        }
+        budgets
+    };
+    for account in ["host", "group.lab", "user.1"] {
+        let mut desk = Desk::with_budgets(&[1000], most(account, 1));
+        let client = desk.client_in(1, Some("lab"));
+        let refused = |desk: &mut Desk, max| {
+            let many = Denial::TooMany { what: "leases", account: account.to_owned(), max };
+            assert_eq!(desk.refused(client, want(2).patient(NOW)), many);
+        };
+        let set = |desk: &mut Desk, leases| {
+            let budgets = Box::new(most(account, leases));
+            desk.ask(|request| Event::SetBudgets { request, budgets })
+        };
+        desk.lease(client, want(2));
+        refused(&mut desk, 1);
+        set(&mut desk, 2);
+        let second = desk.lease(client, want(2));
+        refused(&mut desk, 2);
+        set(&mut desk, 1);
+        assert_eq!(desk.snapshot().leases.len(), 2);
+        desk.release(client, second);
+        refused(&mut desk, 1);
+    }
 }
 
 /// A job of an account that had all its leases was refused although it would have waited.
