@@ -17,6 +17,7 @@ mod publication;
 mod requests;
 mod segments;
 mod sessions;
+mod sizes;
 mod suspension;
 mod view;
 
@@ -29,8 +30,8 @@ use tokio::sync::mpsc;
 
 pub(crate) use clock::unix_ms;
 pub(crate) use command::{
-    Access, AskUpdate, Departure, Grant, Guest, LeaseStanding, LeaseTerms, News, Opened, Refusal, Segment,
-    SegmentWish, SessionNotice, Shown, Standing, StreamEnd, World,
+    Access, AskUpdate, Departure, Grant, Guest, LeaseSizes, LeaseStanding, LeaseTerms, News, Opened, Refusal,
+    Segment, SegmentWish, SessionNotice, Shown, Standing, StreamEnd, World,
 };
 pub(crate) use desk::{Ask, Desk};
 pub(crate) use view::{DeviceFacts, View};

@@ -170,6 +170,7 @@ impl Keeper {
                     tracing::error!(%error, "gpulease: a segment came back with a ticket of no use")
                 }
             },
+            Some(Message::Resized(sizes)) => self.leases.resized(self.pass.epoch, &sizes),
             Some(Message::Pinned(pinned)) => self.order(pinned.lease_id, Order::Pinned),
             // A second `opened` or a notice of a newer broker says nothing to act on.
             Some(Message::Opened(_)) | None => {}
@@ -211,6 +212,7 @@ impl Keeper {
             self.pass.epoch = self.pass.epoch.next();
         } else {
             self.leases.rejoined(self.pass.epoch, &opened.standings);
+            opened.sizes.iter().for_each(|sizes| self.leases.resized(self.pass.epoch, sizes));
         }
         self.pass.reference = reference;
         Ok(messages)

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use dashmap::DashMap;
 use gpulease_proto::v1;
-use gpulease_words::LeaseId;
+use gpulease_words::{Bytes, LeaseId};
 
 use crate::lease_state::LeaseState;
 use crate::suspension::Order;
@@ -68,6 +68,13 @@ impl Leases {
     pub(crate) fn ended(&self, epoch: Epoch, notice: v1::LeaseEnded) {
         if let Some(lease) = self.get(LeaseKey { epoch, id: LeaseId::new(notice.lease_id) }) {
             lease.ended(notice);
+        }
+    }
+
+    /// What its owner has made of its sizes, for the lease that they are of.
+    pub(crate) fn resized(&self, epoch: Epoch, sizes: &v1::LeaseSizes) {
+        if let Some(lease) = self.get(LeaseKey { epoch, id: LeaseId::new(sizes.lease_id) }) {
+            lease.resized(Bytes::new(sizes.reserve_bytes), Bytes::new(sizes.limit_bytes));
         }
     }
 

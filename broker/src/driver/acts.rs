@@ -37,7 +37,8 @@ impl Driver {
         let opened = self.attach(shown.session);
         // What this has to say goes over the new stream.
         self.step(Event::Rejoined { session: shown.session });
-        drop(reply.send(Ok(Opened { standings: self.standings(shown.session), ..opened })));
+        let (standings, sizes) = (self.standings(shown.session), self.sizes(shown.session));
+        drop(reply.send(Ok(Opened { standings, sizes, ..opened })));
     }
 
     /// Starts a session's stream. Where the caller left meanwhile, the stream ends by being dropped.
@@ -49,7 +50,7 @@ impl Driver {
         let Attached { number, notices, end } = self.sessions.attach(session);
         let secret = self.sessions.get(session).expect("just attached to").secret;
         let departure = Departure::new(self.departures.clone(), Left::Stream(session, number));
-        Opened { session, secret, standings: Vec::new(), notices, end, departure }
+        Opened { session, secret, standings: Vec::new(), sizes: Vec::new(), notices, end, departure }
     }
 
     /// What the session's own process asks.

@@ -10,7 +10,7 @@ use gpulease_arbiter::{
 use gpulease_words::{Bytes, DeviceId, LeaseId, Pid, ProcessId, SegmentId, SessionId};
 
 use super::chronicle::facts_of_lease;
-use super::command::{Access, AskUpdate, Grant, LeaseTerms, Segment};
+use super::command::{Access, AskUpdate, Grant, LeaseTerms, Segment, SessionNotice};
 use super::requests::Pending;
 use super::segments::Recipient;
 use super::sessions::Told;
@@ -36,12 +36,10 @@ impl Driver {
             Effect::Granted { request, lease } => {
                 self.granted(request, lease);
             }
-            Effect::Joined { request, lease } | Effect::Resized { request, lease } => {
-                let terms = terms(self.view(lease));
-                self.answer(request, |pending| match pending {
-                    Pending::Lease(reply) => drop(reply.send(Ok(terms))),
-                    other => mismatch(&other, "a lease"),
-                });
+            Effect::Joined { request, lease } => self.tell_terms(request, lease),
+            Effect::Resized { request, lease } => {
+                self.tell_terms(request, lease);
+                self.tell_sizes(lease);
             }
             Effect::Released { request, draining: bytes, .. } | Effect::Recalled { request, bytes, .. } => {
                 self.answer(request, |pending| match pending {
@@ -100,6 +98,14 @@ impl Driver {
             }
             Err(why) => self.backlog.push_back(Event::CreateFailed { segment, why }),
         }
+    }
+
+    fn tell_terms(&mut self, request: RequestId, lease: LeaseId) {
+        let terms = terms(self.view(lease));
+        self.answer(request, |pending| match pending {
+            Pending::Lease(reply) => drop(reply.send(Ok(terms))),
+            other => mismatch(&other, "a lease"),
+        });
     }
 
     fn answer(&mut self, request: RequestId, answer: impl FnOnce(Pending)) {
@@ -200,7 +206,12 @@ impl Driver {
     }
 
     fn notify(&mut self, now: Time, session: SessionId, notice: Notice) {
-        let Some(notice) = self.put_into_words(now, session, notice) else { return };
+        if let Some(notice) = self.put_into_words(now, session, notice) {
+            self.tell(session, notice);
+        }
+    }
+
+    pub(super) fn tell(&mut self, session: SessionId, notice: SessionNotice) {
         if self.sessions.tell(session, notice) == Told::CutOff {
             self.backlog.push_back(Event::Adrift { session });
         }

@@ -204,6 +204,8 @@ pub(crate) struct Opened {
     pub(crate) secret: Secret,
     /// How suspended leases stand of which a rejoining session's process is a member.
     pub(crate) standings: Vec<LeaseStanding>,
+    /// How large the leases are of which a rejoining session's process is a member.
+    pub(crate) sizes: Vec<LeaseSizes>,
     pub(crate) notices: mpsc::Receiver<SessionNotice>,
     /// Why the stream ends, once the notices are over.
     pub(crate) end: oneshot::Receiver<StreamEnd>,
@@ -218,6 +220,14 @@ pub(crate) struct LeaseStanding {
     pub(crate) state: LeaseState,
     /// Segments that the process has to do without.
     pub(crate) away: Vec<SegmentId>,
+}
+
+/// How large a lease is, on each device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseSizes {
+    pub(crate) lease: LeaseId,
+    pub(crate) reserve: Bytes,
+    pub(crate) limit: Bytes,
 }
 
 /// Why the driver ends a session's stream.
@@ -243,6 +253,7 @@ pub(crate) enum SessionNotice {
     SuspendCancelled { lease: LeaseId, why: String },
     SegmentBack { lease: LeaseId, segment: SegmentId, ticket: Ticket },
     Pinned { lease: LeaseId },
+    Resized(LeaseSizes),
 }
 
 /// How an ask stands.

@@ -49,7 +49,8 @@ impl Stream {
             | SessionNotice::Suspend { .. }
             | SessionNotice::SwapOut { .. }
             | SessionNotice::SuspendCancelled { .. }
-            | SessionNotice::Pinned { .. } => {
+            | SessionNotice::Pinned { .. }
+            | SessionNotice::Resized(_) => {
                 if unread >= most {
                     return Told::CutOff;
                 }
@@ -109,6 +110,11 @@ impl Sessions {
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
         self.open.get(&id)
+    }
+
+    /// All that are open.
+    pub(super) fn ids(&self) -> Vec<SessionId> {
+        self.open.keys().copied().collect()
     }
 
     /// A session that the process has open.

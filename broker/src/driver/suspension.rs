@@ -83,7 +83,7 @@ impl Driver {
         }
     }
 
-    fn is_member(&self, session: SessionId, lease: &LeaseView) -> bool {
+    pub(super) fn is_member(&self, session: SessionId, lease: &LeaseView) -> bool {
         let process = self.sessions.get(session).and_then(|known| self.processes.get(&known.process));
         process.is_some_and(|process| lease.members.iter().any(|member| member.pid == process.pid()))
     }

@@ -18,7 +18,8 @@ use super::encode::{denied, indices, millis};
 use super::waiting::{self, Standing};
 use super::{About, Services};
 use crate::driver::{
-    Ask, AskUpdate, Departure, Grant, LeaseStanding, Opened, Refusal, SessionNotice, StreamEnd, View,
+    Ask, AskUpdate, Departure, Grant, LeaseSizes, LeaseStanding, Opened, Refusal, SessionNotice, StreamEnd,
+    View,
 };
 
 /// Between two updates of one ask.
@@ -49,6 +50,7 @@ impl SessionStream {
             adrift_grace_ms: millis(about.adrift_grace),
             idle_after_ms: millis(about.idle_after),
             standings: opened.standings.into_iter().map(standing).collect(),
+            sizes: opened.sizes.into_iter().map(sizes).collect(),
         };
         Self {
             first: Some(first),
@@ -84,6 +86,14 @@ fn standing(standing: LeaseStanding) -> v1::LeaseStanding {
         lease_id: standing.lease.get(),
         state: standing.state.word().to_owned(),
         away_segment_ids: standing.away.into_iter().map(SegmentId::get).collect(),
+    }
+}
+
+fn sizes(sizes: LeaseSizes) -> v1::LeaseSizes {
+    v1::LeaseSizes {
+        lease_id: sizes.lease.get(),
+        reserve_bytes: sizes.reserve.get(),
+        limit_bytes: sizes.limit.get(),
     }
 }
 
@@ -130,6 +140,7 @@ fn notice_message(notice: SessionNotice) -> Message {
             ticket: ticket.bytes().to_vec().into(),
         }),
         SessionNotice::Pinned { lease } => Message::Pinned(v1::Pinned { lease_id: lease.get() }),
+        SessionNotice::Resized(now) => Message::Resized(sizes(now)),
     }
 }
 

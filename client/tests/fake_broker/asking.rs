@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gpulease_client::{AskError, Error, Pid, Reason, blocking, gib, mib};
+use gpulease_client::proto::{LeaseSizes, session_message::Message};
+use gpulease_client::{AskError, Bytes, Error, Pid, Reason, blocking, gib, mib};
 
 use crate::broker::Broker;
 use crate::{GUARDS, connect, dropped_after, poll_once, soon};
@@ -146,6 +147,30 @@ async fn a_resize_takes_what_the_broker_made_of_it() {
     let lease = client.lease(mib(8)).acquire().await.unwrap();
     lease.resize(mib(3), mib(32)).await.unwrap();
     assert_eq!((lease.reserve(), lease.limit()), (mib(4), mib(32)));
+}
+
+/// A member went by the limit of the day it joined.
+#[tokio::test]
+async fn sizes_that_another_process_changed_are_heard_at_once_and_after_a_break() {
+    let broker = Broker::start();
+    let client = connect(&broker).await;
+    let lease = client.lease(mib(8)).acquire().await.unwrap();
+    let session = *broker.shared.book().sessions.keys().next().unwrap();
+    let to = |limit: Bytes| LeaseSizes {
+        lease_id: lease.id().get(),
+        reserve_bytes: mib(2).get(),
+        limit_bytes: limit.get(),
+    };
+    let heard = async |limit: Bytes| {
+        while (lease.reserve(), lease.limit()) != (mib(2), limit) {
+            tokio::task::yield_now().await;
+        }
+    };
+    broker.tell(session, Message::Resized(to(mib(32))));
+    soon("the notice", heard(mib(32))).await;
+    broker.shared.change(|book| book.sizes = vec![to(mib(64))]);
+    broker.break_streams();
+    soon("what the rejoin says", heard(mib(64))).await;
 }
 
 #[tokio::test]

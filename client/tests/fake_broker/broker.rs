@@ -101,6 +101,7 @@ pub struct Book {
     pub idle_after_ms: u64,
     /// What a rejoin says of leases.
     pub standings: Vec<v1::LeaseStanding>,
+    pub sizes: Vec<v1::LeaseSizes>,
     pub reports: Vec<(u64, News)>,
     pub wishes: Vec<Wish>,
     pub pins: Vec<u64>,
@@ -284,6 +285,7 @@ impl Book {
             movable: false,
             idle_after_ms: 0,
             standings: Vec::new(),
+            sizes: Vec::new(),
             reports: Vec::new(),
             wishes: Vec::new(),
             pins: Vec::new(),

@@ -108,6 +108,7 @@ impl jobs_server::Jobs for Jobs {
                 adrift_grace_ms: 1_000,
                 idle_after_ms: book.idle_after_ms,
                 standings: book.standings.clone(),
+                sizes: book.sizes.clone(),
             };
             let message = Some(v1::session_message::Message::Opened(opened));
             sender.send(Ok(v1::SessionMessage { message })).unwrap();

@@ -1,11 +1,13 @@
 //! Processes that come out of a leased one: forked, started, or turned into another program.
 
+use gpulease_client::blocking::Client;
 use gpulease_proto::v1;
 use gpulease_tests::ledger::lease;
 use gpulease_tests::proc::eventually;
-use gpulease_tests::puppet::Gpu;
+use gpulease_tests::programs;
+use gpulease_tests::puppet::{Gpu, Puppet};
 use gpulease_tests::standin::Standin;
-use gpulease_words::mib;
+use gpulease_words::{Bytes, mib};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::lab::{Card, Lab, code};
@@ -58,6 +60,39 @@ fn a_started_process_is_of_the_same_lease() {
             let said = guest.must("child init;context;take alloc 128MiB");
             assert!(!said.contains("error"), "{door}: 128 of 256 MiB: {said}");
         }
+    }
+}
+
+/// A worker with memory of the driver's own counts that itself, against the limit that it knows; its lease's owner, another
+/// process, changed the limit, and the worker went by the old one for ever.
+#[test]
+fn a_limit_that_another_process_changes_is_seen_by_a_worker_with_memory_of_the_drivers_own() {
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    let lab = Lab::on(card, &[]);
+    let owner = Client::connect_to(lab.daemon.socket()).expect("the broker is there");
+    let lease = owner.lease(mib(64)).up_to(mib(256)).acquire().expect("the card is empty");
+    let library = programs::program("libgpulease_preload.so");
+    let worker = Puppet::spawn("cuda-guest", lab.card.gpu.environment(), &[], |command| {
+        command.arg("handle").envs(lease.env()).env("LD_PRELOAD", library)
+    });
+    let resize = |limit| lease.resize(mib(64), limit).expect("it is the owner's to change");
+    let seen = |limit: Bytes| {
+        eventually("the worker knows the limit", || match worker.must("info") {
+            said if said.ends_with(&format!(" total={}", limit.get())) => Ok(()),
+            said => Err(said),
+        });
+    };
+    worker.must("init");
+    worker.must("context");
+    worker.must("take managed 32MiB");
+    seen(mib(256));
+    resize(mib(96));
+    seen(mib(96));
+    assert_eq!(code(worker.ask("take managed 96MiB")), Err(2), "32 and 96 MiB of 96");
+    resize(mib(512));
+    seen(mib(512));
+    for way in ["alloc", "managed"] {
+        worker.must(&format!("take {way} 224MiB"));
     }
 }
 

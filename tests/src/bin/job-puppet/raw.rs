@@ -323,6 +323,7 @@ fn notice_word(message: &v1::session_message::Message) -> &'static str {
         Message::SuspendCancelled(_) => "suspend-cancelled",
         Message::SegmentBack(_) => "segment-back",
         Message::Pinned(_) => "pinned",
+        Message::Resized(_) => "resized",
     }
 }
 
