@@ -48,8 +48,11 @@ on_cards! {
         stranger.must("context 0");
         let start = Instant::now();
         scene.next(|t| named(t).is_some());
-        println!("measured: a stranger shows after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(5));
+        let after = start.elapsed();
+        println!("measured: a stranger shows after {after:?}");
+        // Beside other tests that use the processors only a card that is this test's alone can tell.
+        let alone = std::env::var_os(gpulease_standin_card::DIRECTORY).is_none();
+        assert!(!alone || after < Duration::from_secs(5), "{after:?}");
     }
 
     fn a_members_use_is_its_overhead_to_the_byte(Gpu::all("a_members_use_is_its_overhead_to_the_byte")) {

@@ -76,13 +76,16 @@ impl Charges {
         if job.device(device).is_none() {
             return OUT_OF_MEMORY;
         }
-        let _aside = match self.set_aside(job, device, bytes) {
+        let aside = match self.set_aside(job, device, bytes) {
             Ok(aside) => aside,
             Err(code) => return code,
         };
         let code = patiently(ask);
         if code == SUCCESS {
-            self.lock().given.insert(given(), (device, bytes));
+            let given = given();
+            aside.count(|| {
+                self.lock().given.insert(given, (device, bytes));
+            });
         }
         code
     }
@@ -187,6 +190,15 @@ pub(crate) struct Aside<'c> {
     charges: &'c Charges,
     device: c_int,
     bytes: Bytes,
+}
+
+impl Aside<'_> {
+    /// They are had, and count elsewhere from now on: once, for whoever looks for room meanwhile.
+    pub(crate) fn count(self, elsewhere: impl FnOnce()) {
+        let _asking = self.charges.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        elsewhere();
+        drop(self);
+    }
 }
 
 impl Drop for Aside<'_> {

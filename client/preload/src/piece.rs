@@ -32,10 +32,15 @@ impl Piece {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` where the lease or the broker has no room; why is said once.
     pub(crate) fn take(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {
-        let _aside = job.charges.beside(job, job.number(device), bytes)?;
-        Self::ask(job, device, bytes)
+        let aside = job.charges.beside(job, job.number(device), bytes)?;
+        let piece = Self::ask(job, device, bytes)?;
+        aside.count(|| {
+            piece.count.fetch_add(piece.bytes().get(), Ordering::Relaxed);
+        });
+        Ok(piece)
     }
 
+    /// One that is not counted yet.
     fn ask(job: &'static Job, device: DeviceId, bytes: Bytes) -> Result<Self, Code> {
         job.keeper.begin(job)?;
         for attempts in 1..=ATTEMPTS {
@@ -98,7 +103,6 @@ impl Piece {
         let count = job.count(segment.device());
         // Memory of a GPU has an address; a lease of host memory was never joined.
         let at = segment.device_ptr(&resident).expect("it is memory of a GPU, under its own lease's guard");
-        count.fetch_add(segment.bytes().get(), Ordering::Relaxed);
         Ok(Self { segment: Some(segment), at, count })
     }
 }

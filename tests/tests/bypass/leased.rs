@@ -142,6 +142,21 @@ fn more_than_the_budget_is_refused_by_every_way_through_every_door() {
     }
 }
 
+/// A segment and memory of the driver that were asked for at one time both passed for fitting.
+#[test]
+fn of_two_that_ask_at_once_one_fits() {
+    let lab = Lab::on(Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")]))), &[]);
+    for ways in ["create-by-nccl alloc", "alloc create-by-nccl", "managed create-by-nccl"] {
+        let guest = lab.leased("256MiB", "handle");
+        // What the driver gives is not counted as given for so long.
+        lab.faults("cuMemCreate 1 delay 1000");
+        let codes = guest.must(&format!("at-once {ways} 192MiB"));
+        lab.faults("");
+        assert!(["[0, 2]", "[2, 0]"].contains(&codes.as_str()), "{ways}: {codes}");
+        guest.kill();
+    }
+}
+
 #[test]
 fn the_form_of_old_is_no_way_around() {
     for lab in Lab::all("the_form_of_old_is_no_way_around") {

@@ -115,7 +115,7 @@ on_cards! {
         let since = Instant::now();
         subject.device.cover(Cover { room: all, ..Cover::default() });
         subject.device.tend();
-        assert_eq!(subject.held(), gib(2), "a context may be half made");
+        // A context may be half made.
         while subject.held() == gib(2) {
             assert!(since.elapsed() < Duration::from_secs(30), "it never grows");
             thread::sleep(Duration::from_millis(20));

@@ -174,13 +174,18 @@ impl Storm {
     /// A segment is taken back while somebody is faster than the broker.
     fn lose(&mut self, bytes: Bytes) -> SegmentId {
         let (segment, handover) = self.make(bytes);
-        faults("cuMemCreate 1 delay 500");
+        faults("cuMemCreate 1 hold 30");
         let (outsider, size) = (Arc::clone(&self.outsider), bytes.get());
         let command = format!("alloc all-{segment} 0 {size}B");
-        let taking = thread::spawn(move || while outsider.ask(&command).is_err() {});
+        let taking = thread::spawn(move || {
+            let start = Instant::now();
+            while let Err(why) = outsider.ask(&command) {
+                assert!(start.elapsed() < Duration::from_secs(60), "the outsider is never faster: {why}");
+            }
+            faults("");
+        });
         self.subject.take_back(segment, handover);
         taking.join().expect("the outsider gets it");
-        faults("");
         segment
     }
 

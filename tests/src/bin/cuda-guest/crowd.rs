@@ -5,8 +5,11 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::thread;
 
+use gpulease_words::Bytes;
+
 use crate::doors::{Driver, Failed, call};
 use crate::linear::free;
+use crate::ways::Take;
 
 /// What a thread has at most at one time.
 const AT_ONCE: usize = 8;
@@ -21,17 +24,13 @@ struct Piece {
 /// Has so many threads allocate, fill, check and free so many times each, of sizes from 1 byte to 1 MiB; no two pieces
 /// may overlap.
 pub(crate) fn crowd(driver: &Driver, threads: u64, times: u64) -> Result<String, Failed> {
-    let mut context = null_mut();
-    call!(driver, "cuCtxGetCurrent" "" (*mut *mut c_void)(&raw mut context))?;
-    let context = context.expose_provenance();
+    let context = current(driver)?;
     let failed = Mutex::new(Ok(()));
     thread::scope(|scope| {
         for number in 0..threads {
             let failed = &failed;
             scope.spawn(move || {
-                let context: *mut c_void = std::ptr::with_exposed_provenance_mut(context);
-                let done = call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(context))
-                    .and_then(|()| one(driver, number, times));
+                let done = enter(driver, context).and_then(|()| one(driver, number, times));
                 if let Err(why) = done {
                     *failed.lock().expect("nobody panics with it") = Err(why);
                 }
@@ -39,6 +38,33 @@ pub(crate) fn crowd(driver: &Driver, threads: u64, times: u64) -> Result<String,
         }
     });
     failed.into_inner().expect("nobody panics with it").map(|()| String::new())
+}
+
+/// Takes memory by two ways at once and keeps it; says the code that each got.
+pub(crate) fn at_once(driver: &Driver, ways: [Take; 2], bytes: Bytes) -> Result<String, Failed> {
+    let context = current(driver)?;
+    let bytes = usize::try_from(bytes.get()).expect("a size of this machine");
+    let taken = |take: Take| {
+        let taken = enter(driver, context).and_then(|()| take(driver, bytes, 1));
+        taken.map_or_else(|failed| failed.code, |_| 0)
+    };
+    let codes = thread::scope(|scope| {
+        let threads = ways.map(|take| scope.spawn(move || taken(take)));
+        threads.map(|thread| thread.join().expect("it has a code"))
+    });
+    Ok(format!("{codes:?}"))
+}
+
+/// The context of this thread, as a number that other threads may have.
+fn current(driver: &Driver) -> Result<usize, Failed> {
+    let mut context = null_mut();
+    call!(driver, "cuCtxGetCurrent" "" (*mut *mut c_void)(&raw mut context))?;
+    Ok(context.expose_provenance())
+}
+
+fn enter(driver: &Driver, context: usize) -> Result<(), Failed> {
+    let context: *mut c_void = std::ptr::with_exposed_provenance_mut(context);
+    call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(context))
 }
 
 fn one(driver: &Driver, number: u64, times: u64) -> Result<(), Failed> {

@@ -17,6 +17,7 @@
 //! | `trial NAME` | something of [`trials`] | what it saw |
 //! | `access ADDRESS` | | what the first device may do there, as `cuMemGetAccess` says |
 //! | `crowd THREADS TIMES` | threads that allocate at once | |
+//! | `at-once WAY WAY SIZE` | two threads that take memory at once, which stays taken | the code that each got |
 //! | `fork SIZE` | what a forked child meets | codes, and the descriptors that it has |
 //! | `fork-exit` | a forked child that ends with all its exit handlers | how it ended |
 //! | `library take SIZE`, `library check` | the same by the gpulease library, in its lease | |
@@ -48,7 +49,7 @@ use gpulease_words::{Bytes, Size};
 
 use crate::doors::{Driver, Failed};
 use crate::library::Library;
-use crate::ways::{Taken, WAYS};
+use crate::ways::{Take, Taken, WAYS};
 
 /// What it has.
 struct Guest {
@@ -119,6 +120,9 @@ impl Guest {
             ["trial", name] => trials::trial(&self.driver, name),
             ["access", at] => trials::access(&self.driver, count(at)).map(|flags| format!("access={flags}")),
             ["crowd", threads, times] => crowd::crowd(&self.driver, count(threads), count(times)),
+            ["at-once", one, other, size] => {
+                crowd::at_once(&self.driver, [way(one), way(other)], bytes(size))
+            }
             ["fork", size] => processes::fork(&self.driver, bytes(size)),
             ["library", "take", size] => {
                 let library = self.library.get_or_insert_with(Library::join);
@@ -135,9 +139,8 @@ impl Guest {
         }
     }
 
-    fn take(&mut self, way: &str, bytes: Bytes) -> Result<String, Failed> {
-        let (_, take) =
-            WAYS.iter().find(|(name, _)| *name == way).unwrap_or_else(|| panic!("there is no way {way}"));
+    fn take(&mut self, name: &str, bytes: Bytes) -> Result<String, Failed> {
+        let take = way(name);
         self.last += 1;
         let mark = u8::try_from(self.last % 251).expect("it is small");
         let taken = take(&self.driver, usize::try_from(bytes.get()).expect("a size of this machine"), mark)?;
@@ -145,6 +148,11 @@ impl Guest {
         self.taken.insert(self.last, taken);
         Ok(self.last.to_string())
     }
+}
+
+fn way(name: &str) -> Take {
+    let (_, take) = WAYS.iter().find(|way| way.0 == name).unwrap_or_else(|| panic!("there is no way {name}"));
+    *take
 }
 
 fn bytes(text: &str) -> Bytes {

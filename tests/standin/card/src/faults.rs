@@ -13,7 +13,8 @@ use crate::turn::Turn;
 /// directory or, separated by `;`, in `GPULEASE_STANDIN_FAULTS` of one process.
 ///
 /// `WHEN` is `3` (the third call of each process), `3+` (from the third on) or `*`. `WHAT` is
-/// `error CODE` (the call does nothing and returns it) or `delay MILLISECONDS` (and then it works).
+/// `error CODE` (the call does nothing and returns it), `delay MILLISECONDS` (and then it works) or `hold SECONDS` (until
+/// other failures are asked for, at most so long; and then it works).
 /// A new file starts the counts afresh.
 #[derive(Debug, Default)]
 pub struct Faults {
@@ -33,6 +34,8 @@ pub enum Fault {
     Error(u32),
     /// Take this long.
     Delay(Duration),
+    /// Wait for other failures to be asked for, at most so long.
+    Hold(Duration),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +81,12 @@ impl Faults {
         self.rules.iter().filter(due).map(|rule| rule.fault).collect()
     }
 
+    /// How often failures of the card were asked for, as of the last call that was counted, and until now.
+    #[must_use]
+    pub fn written(&self) -> (Option<u64>, Option<u64>) {
+        (self.read, self.turn.as_ref().map(Turn::number))
+    }
+
     fn reread(&mut self) {
         let (Some(file), Some(turn)) = (&self.file, &self.turn) else { return };
         let written = turn.number();
@@ -105,6 +114,7 @@ fn rule(line: &str) -> Option<Rule> {
     };
     let fault = match *kind {
         "error" => Fault::Error(number.parse().ok()?),
+        "hold" => Fault::Hold(Duration::from_secs(number.parse().ok()?)),
         "delay" => Fault::Delay(Duration::from_millis(number.parse().ok()?)),
         _ => return None,
     };

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use gpulease_standin_card::{Fault, Faults};
 
@@ -70,11 +71,21 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce(&'static Driver) -> Ou
 
 /// The failures that a test has asked for at this call.
 pub(crate) fn injected(faults: &Mutex<Faults>, name: &'static str) -> Outcome {
-    let due = faults.lock().unwrap_or_else(PoisonError::into_inner).next(name);
+    let faults = || faults.lock().unwrap_or_else(PoisonError::into_inner);
+    let (due, written) = {
+        let mut faults = faults();
+        (faults.next(name), faults.written().0)
+    };
     for fault in due {
         match fault {
             Fault::Error(code) => return Err(Code(code)),
             Fault::Delay(time) => thread::sleep(time),
+            Fault::Hold(most) => {
+                let until = Instant::now() + most;
+                while faults().written().1 == written && Instant::now() < until {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
         }
     }
     Ok(())
