@@ -60,8 +60,8 @@ fn is_kept_back(handle: *mut c_void, name: &CStr) -> bool {
 /// It is a string.
 unsafe fn may_be_ours(name: *const c_char) -> bool {
     // SAFETY: a string ends with a zero, behind which nothing is read, since no beginning has one.
-    let begins =
-        |with: &[u8]| (0..with.len()).all(|nth| unsafe { name.add(nth).read_volatile() } as u8 == with[nth]);
+    let byte = |nth| unsafe { name.cast::<u8>().add(nth).read_volatile() };
+    let begins = |with: &[u8]| (0..with.len()).all(|nth| byte(nth) == with[nth]);
     begins(b"cu") || begins(b"nvml")
 }
 

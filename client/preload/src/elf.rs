@@ -86,7 +86,7 @@ unsafe fn is_named(object: &Object, libraries: &[&str]) -> bool {
 /// It is a string, and the beginning has no zero but at its end.
 unsafe fn begins(string: *const c_char, with: &[u8]) -> bool {
     // SAFETY: the caller's promise; nothing is read behind the first difference.
-    (0..with.len()).all(|nth| unsafe { string.add(nth).read_volatile() } as u8 == with[nth])
+    (0..with.len()).all(|nth| unsafe { string.cast::<u8>().add(nth).read_volatile() } == with[nth])
 }
 
 /// Whether the object that an address is in defines one of these symbols.
