@@ -67,9 +67,9 @@ fn field_36_who_is_suspended_leaves_the_card_and_comes_back_byte_for_byte() {
 #[test]
 fn memory_in_many_pieces_leaves_in_time_while_its_host_copies_are_got_ready() {
     let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
-    let patience = TURNS.replace("drain = \"2s\"", "drain = \"1s\"").replace("300ms", "1200ms");
+    let patience = TURNS.replace("300ms", "1200ms");
     let lab = Lab::configured(card, &ROOM, &patience);
-    let slow: Vec<String> = (1..=16).map(|nth| format!("cuMemHostRegister_v2 {nth} delay 2500")).collect();
+    let slow: Vec<String> = (1..=16).map(|nth| format!("cuMemHostRegister_v2 {nth} delay 3500")).collect();
     let first = lab.leased("300MiB", "address-2");
     lab.faults(&slow.join("\n"));
     let (number, id) = (first.must("take create-small 200MiB"), lab.ledger.now().leases[0].id);
