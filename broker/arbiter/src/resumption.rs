@@ -53,9 +53,12 @@ impl Arbiter {
         }
         let residence = &mut self.lease_mut(lease).residence;
         residence.resumers.insert(request, (process, session));
-        let ask = residence.last_ask.expect("a lease that comes back was asked for");
+        let asked = residence.last_ask;
         self.resuming.insert(request, lease);
-        self.emit(Effect::Queued { request, ask });
+        // One whose swap failed may have all it needs on its way back; nothing was asked for then.
+        if let Some(ask) = asked {
+            self.emit(Effect::Queued { request, ask });
+        }
         Ok(())
     }
 
@@ -244,6 +247,7 @@ impl Arbiter {
         let of = self.lease_mut(lease);
         of.state = LeaseState::Active;
         (of.residence.since, of.residence.idleness) = (now, Idleness::Busy);
+        of.residence.last_ask = None;
         let broken = of.residence.broken.take();
         if broken.is_some() {
             of.residence.step_back(now);

@@ -223,6 +223,25 @@ fn a_swap_that_fails_half_way_brings_back_what_is_out_before_all_others() {
     assert_eq!(state(&desk, lease), LeaseState::Active, "it is left alone for a while");
 }
 
+/// Nothing has to be asked for then, whoever waits for it.
+#[test]
+fn a_swap_that_fails_while_what_is_out_is_not_proven_is_waited_for() {
+    let (mut desk, client, lease, segments) = idler();
+    let other = desk.client(2);
+    desk.queue(other, want(100));
+    desk.drained(client, lease);
+    desk.swapped_out(client, lease, segments[0]);
+    desk.tell(Event::SwapFailed { session: client.session, lease, why: "no".to_owned() });
+    assert_eq!(state(&desk, lease), LeaseState::Resuming);
+    let request = desk.resume(client, lease);
+    desk.tell(Event::Freed { segment: segments[0] });
+    assert_eq!(made_again(&desk), [segments[0]]);
+    desk.tell(Event::Created { segment: segments[0] });
+    desk.restored(client, lease, segments[0]);
+    assert!(desk.said.contains(&Effect::Resumed { request, lease }));
+    assert_eq!((state(&desk, lease), desk.view(lease).held), (LeaseState::Active, mib(60)));
+}
+
 #[test]
 fn a_swap_that_fails_before_anything_is_out_changes_nothing() {
     let (mut desk, client, lease, _) = idler();
