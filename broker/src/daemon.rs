@@ -375,7 +375,14 @@ impl FirstLook {
                 }
             }
         };
-        drop(tokio::time::timeout(FIRST_LOOK, all).await);
+        let seen = tokio::time::timeout(FIRST_LOOK, all).await;
+        if seen.is_err() {
+            let unseen: Vec<String> = self.awaited.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                "what others use of device {} is not known yet: NVML has not answered for {FIRST_LOOK:?}, and what they hold may be granted until it does (nvidia-persistenced makes it answer sooner)",
+                unseen.join(", ")
+            );
+        }
     }
 }
 

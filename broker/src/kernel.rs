@@ -1,6 +1,7 @@
 //! What the kernel says of a process.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::PathBuf;
 
@@ -75,9 +76,16 @@ pub(crate) fn is_dead(pidfd: &OwnedFd) -> Result<bool, Unmet> {
     Ok(ready > 0)
 }
 
+/// One of the kernel's files about a process. The name of its command is in many; it is any bytes, and may be cut within a
+/// letter.
+pub(crate) fn told(pid: Pid, file: &str) -> io::Result<String> {
+    let bytes = fs::read(format!("/proc/{pid}/{file}"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Clock ticks from the boot to the start of the process; `None` where it cannot be seen.
 pub(crate) fn start_time(pid: Pid) -> Result<Option<u64>, Errno> {
-    let stat = match fs::read_to_string(format!("/proc/{pid}/stat")) {
+    let stat = match told(pid, "stat") {
         Ok(stat) => stat,
         Err(error) => match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::SRCH) | None => return Ok(None),
@@ -98,7 +106,7 @@ pub(crate) fn ancestors(pid: Pid) -> Vec<Pid> {
 }
 
 fn parent(pid: Pid) -> Option<Pid> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = told(pid, "stat").ok()?;
     // The second field after the command; the first process of all has none.
     let parent = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()?;
     (parent != 0).then(|| Pid::new(parent))
@@ -106,7 +114,7 @@ fn parent(pid: Pid) -> Option<Pid> {
 
 /// The user it runs as.
 pub(crate) fn owner(pid: Pid) -> Option<Uid> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = told(pid, "status").ok()?;
     // Real, effective, saved and file-system; what a socket tells of its peer is the effective one.
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     uids.split_ascii_whitespace().nth(1)?.parse().ok().map(Uid::new)
@@ -114,9 +122,7 @@ pub(crate) fn owner(pid: Pid) -> Option<Uid> {
 
 /// The name of its command, at most 15 letters; never blocks on the process itself, as its command line would.
 pub(crate) fn command_name(pid: Pid) -> Option<String> {
-    let bytes = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    let name = String::from_utf8_lossy(&bytes);
-    Some(name.trim_end_matches('\n').to_owned())
+    Some(told(pid, "comm").ok()?.trim_end_matches('\n').to_owned())
 }
 
 /// Whether the process numbers others as the broker does.
@@ -141,7 +147,7 @@ pub(crate) fn pid_seen_from(caller: Pid, pid: Pid) -> Option<Pid> {
 
 /// A process's number in the innermost namespace that it is in.
 fn number_within(process: Pid) -> Option<Pid> {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let status = told(process, "status").ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_ascii_whitespace().next_back()?.parse().ok().map(Pid::new)
 }
@@ -149,8 +155,14 @@ fn number_within(process: Pid) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
     use std::io::{BufRead as _, BufReader};
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::process::CommandExt as _;
     use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use crate::witness::people;
 
     #[test]
     fn the_own_process_is_read_right() {
@@ -166,6 +178,28 @@ mod tests {
         assert_eq!(pid_seen_from(own, own), Some(own));
         assert!(matches!(pidfd(Pid::new(0)), Err(Unmet::Gone)));
         assert!(matches!(pidfd(Pid::new(u32::MAX)), Err(Unmet::Gone)));
+    }
+
+    /// The kernel cuts names after 15 bytes, in the midst of a letter too.
+    #[test]
+    fn a_process_may_have_any_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join(OsStr::from_bytes(b"a) name\xff"));
+        std::os::unix::fs::symlink("/bin/sleep", &program).expect("a link");
+        let mut child = Command::new(&program).arg0("sleep").arg("60").spawn().expect("it starts");
+        let (pid, start) = (Pid::new(child.id()), Instant::now());
+        while command_name(pid).as_deref() != Some("a) name\u{fffd}") {
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "it has another name: {:?}",
+                command_name(pid)
+            );
+        }
+        let own = Some(rustix::process::getuid().as_raw());
+        let seen = (start_time(pid).expect("read").is_some(), owner(pid), people::user(pid).map(Uid::get));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        assert_eq!(seen, (true, Some(Uid::new(rustix::process::geteuid().as_raw())), own));
     }
 
     /// Needs the right to make a pid namespace; without it there is nothing to see.

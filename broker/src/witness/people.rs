@@ -1,8 +1,8 @@
 //! Who a process is, for people.
 
-use std::fs;
-
 use gpulease_words::{Pid, Uid};
+
+use crate::kernel;
 
 /// The most letters of a command that are kept; the kernel's own limit is 15.
 const COMMAND_MAX: usize = 32;
@@ -10,7 +10,7 @@ const COMMAND_MAX: usize = 32;
 /// Its real user, where the kernel tells.
 #[must_use]
 pub(crate) fn user(pid: Pid) -> Option<Uid> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = kernel::told(pid, "status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_ascii_whitespace().next()?.parse().ok().map(Uid::new)
 }
@@ -18,8 +18,7 @@ pub(crate) fn user(pid: Pid) -> Option<Uid> {
 /// Its command, without anything that a terminal would obey; empty where the kernel does not tell.
 #[must_use]
 pub(crate) fn command(pid: Pid) -> String {
-    let bytes = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    printable(&String::from_utf8_lossy(&bytes))
+    printable(&kernel::told(pid, "comm").unwrap_or_default())
 }
 
 /// "pid 4711 (python3 of user 1000)", as far as the kernel tells.

@@ -65,6 +65,13 @@ struct Inner {
     of_driver: OfDriver,
 }
 
+impl Inner {
+    fn next_handle(&mut self) -> u64 {
+        self.made += 1;
+        FIRST_HANDLE + (self.made & 0x00ff_ffff)
+    }
+}
+
 /// What a handle stands for.
 struct Body {
     piece: Piece,
@@ -215,8 +222,11 @@ impl Vmm {
 
     fn add(&self, piece: Piece, properties: Properties) -> u64 {
         let mut inner = self.lock();
-        let handle = FIRST_HANDLE + (inner.made & 0x00ff_ffff);
-        inner.made += 1;
+        // Numbers come around, and what lives has its own.
+        let mut handle = inner.next_handle();
+        while inner.bodies.contains_key(&handle) {
+            handle = inner.next_handle();
+        }
         inner.bodies.insert(handle, Body { piece, properties, handles: 1, place: None });
         handle
     }
