@@ -1,5 +1,7 @@
 //! Sessions open, drift, come back and end; processes die.
 
+use std::collections::BTreeSet;
+
 use gpulease_words::{LeaseId, ProcessId, SessionId, Uid};
 
 use crate::lease::Attendance;
@@ -66,10 +68,14 @@ impl Arbiter {
             return;
         };
         open.presence = Presence::Present;
-        let leases: Vec<LeaseId> = open.leases.iter().copied().collect();
+        let (process, leases) = (open.process, open.leases.clone());
         self.timers.cancel(Why::AdriftTooLong(session));
-        for lease in leases {
-            self.lease_mut(lease).attendance = Attendance::Attended;
+        for lease in &leases {
+            self.lease_mut(*lease).attendance = Attendance::Attended;
+        }
+        // Those of others that it is a member of, too: it has memory to give.
+        let joined = self.process(process).leases.iter().copied();
+        for lease in joined.chain(leases).collect::<BTreeSet<LeaseId>>() {
             self.remind(session, lease);
         }
         self.remind_of_moves(session);

@@ -116,3 +116,19 @@ fn a_session_that_comes_back_is_told_again() {
         [(client.session, Notice::Recall { lease, device: device(0), bytes: mib(10), deadline })]
     );
 }
+
+/// One with memory of a lease that another process asked for, as below `gpulease run`.
+#[test]
+fn a_member_that_comes_back_is_told_again() {
+    let (mut desk, _, lease, _) = holder();
+    let member = desk.client(1);
+    desk.ask(|request| Event::Join { request, session: member.session, lease, ancestors: Vec::new() });
+    desk.tell(Event::Adrift { session: member.session });
+    recall(&mut desk, lease, 10);
+    desk.tell(Event::Rejoined { session: member.session });
+    let deadline = Time::after_start(Duration::from_secs(5));
+    assert_eq!(
+        desk.notices(),
+        [(member.session, Notice::Recall { lease, device: device(0), bytes: mib(10), deadline })]
+    );
+}
