@@ -1,19 +1,19 @@
 //! The daemon: everything put together, from settings to ready and from a signal to the end.
 
 mod devices;
+mod first_look;
 mod lifecycle;
 mod log;
 mod report;
 mod rules;
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpulease_words::{Bytes, DeviceId};
+use gpulease_words::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -33,6 +33,7 @@ use crate::tickets::Tickets;
 use crate::users::Names;
 use crate::witness::{Cards, Roster, Witness};
 use devices::Opened;
+use first_look::FirstLook;
 use rules::Rules;
 
 /// Hand-over connections: each lives for one claim.
@@ -41,9 +42,6 @@ const HANDOVERS: Bounds = Bounds { connections: 4_096, per_uid: 1_024 };
 /// Threads of the runtime. What is asked goes from its connection to the driver and back: between threads each of
 /// these hops costs more than the decision itself. What takes longer is done beside, by `spawn_blocking`.
 const WORKERS: usize = 1;
-
-/// How long the first look at the cards may take; it takes a tenth of a second.
-const FIRST_LOOK: Duration = Duration::from_secs(3);
 
 /// How often it is seen to that the sockets are there: a few looks at a directory in memory each time, microseconds.
 const LOOK_AFTER_SOCKETS: Duration = Duration::from_secs(3);
@@ -357,33 +355,6 @@ fn watch_cards(
         let _ = seen.send(device);
     };
     Ok((Some(Witness::start(cards, watched, members.clone(), tell)?), looked))
-}
-
-/// Waits until the witness has seen each card: before that, what strangers hold would be granted.
-struct FirstLook {
-    awaited: BTreeSet<DeviceId>,
-    looks: mpsc::UnboundedReceiver<DeviceId>,
-}
-
-impl FirstLook {
-    async fn wait(&mut self) {
-        let all = async {
-            while !self.awaited.is_empty() {
-                match self.looks.recv().await {
-                    Some(device) => drop(self.awaited.remove(&device)),
-                    None => return,
-                }
-            }
-        };
-        let seen = tokio::time::timeout(FIRST_LOOK, all).await;
-        if seen.is_err() {
-            let unseen: Vec<String> = self.awaited.iter().map(ToString::to_string).collect();
-            tracing::warn!(
-                "what others use of device {} is not known yet: NVML has not answered for {FIRST_LOOK:?}, and what they hold may be granted until it does (nvidia-persistenced makes it answer sooner)",
-                unseen.join(", ")
-            );
-        }
-    }
 }
 
 /// The paths of the sockets.
