@@ -61,6 +61,9 @@ enum Addresses {
     Others,
 }
 
+/// Lets devices use what was mapped in a range.
+pub(crate) type Open<'a> = &'a dyn Fn(&Reservation) -> Result<(), CudaError>;
+
 /// A range of addresses that stays this process's own while what is mapped in it comes and goes.
 ///
 /// Memory mapped here stays alive after its [`Allocation`] is dropped, until it is unmapped.
@@ -162,8 +165,8 @@ impl Reservation {
         first
     }
 
-    /// Moves what is mapped to other addresses, of the caller's own reservation, and gives the present ones up. It can't
-    /// be touched there before [`Self::set_access`].
+    /// Moves what is mapped to other addresses, of the caller's own reservation, lets it be used there by `open`, and gives
+    /// the present ones up.
     ///
     /// # Errors
     /// What the driver says; everything is as it was then.
@@ -171,27 +174,28 @@ impl Reservation {
     /// # Safety
     /// Nothing uses the present addresses. The new range is reserved, of this size, without a mapping, and stays
     /// reserved until the memory has left it.
-    pub(crate) unsafe fn move_to(&mut self, base: DevicePtr) -> Result<(), CudaError> {
+    pub(crate) unsafe fn move_to(&mut self, base: DevicePtr, open: Open<'_>) -> Result<(), CudaError> {
+        let there = Self { base, addresses: Addresses::Others, mapped: BTreeMap::new(), ..*self };
         // SAFETY: the caller's promise.
-        unsafe { self.remap(Self { base, addresses: Addresses::Others, mapped: BTreeMap::new(), ..*self }) }
+        unsafe { self.remap(there, open) }
     }
 
-    /// Moves what is mapped to new addresses of its own.
+    /// Moves what is mapped to new addresses of its own, as [`Self::move_to`] does.
     ///
     /// # Errors
     /// What the driver says; everything is as it was then.
     ///
     /// # Safety
     /// Nothing uses the present addresses.
-    pub(crate) unsafe fn move_home(&mut self) -> Result<(), CudaError> {
+    pub(crate) unsafe fn move_home(&mut self, open: Open<'_>) -> Result<(), CudaError> {
         let home = Self::reserve(self.driver, self.bytes)?;
         // SAFETY: the caller's promise; the new range is ours and empty.
-        unsafe { self.remap(home) }
+        unsafe { self.remap(home, open) }
     }
 
     /// # Safety
     /// As [`Self::move_to`].
-    unsafe fn remap(&mut self, mut to: Self) -> Result<(), CudaError> {
+    unsafe fn remap(&mut self, mut to: Self, open: Open<'_>) -> Result<(), CudaError> {
         for (&at, &bytes) in &self.mapped {
             let mut handle = 0;
             let address = std::ptr::without_provenance_mut(self.base.offset(at).raw() as usize);
@@ -200,6 +204,7 @@ impl Reservation {
             unsafe { call!(self.driver, cuMemRetainAllocationHandle(&mut handle, address)) }?;
             to.map(&Allocation::adopt(self.driver, handle, bytes), at)?;
         }
+        open(&to)?;
         // The old mappings and addresses go with it.
         drop(mem::replace(self, to));
         Ok(())

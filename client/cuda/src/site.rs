@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::error::CudaError;
 use crate::ipc::IpcMapping;
 use crate::peers;
-use crate::reservation::{Access, DevicePtr, Reservation};
+use crate::reservation::{Access, DevicePtr, Open, Reservation};
 
 /// Addresses of a device with memory behind them, or, while it is swapped out, without.
 ///
@@ -61,7 +61,7 @@ impl Site {
     /// size, without a mapping, and stays reserved until the memory has left it.
     pub unsafe fn move_to(&self, to: DevicePtr) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        self.relocate(|range| unsafe { range.move_to(to) })
+        self.relocate(|range, open| unsafe { range.move_to(to, open) })
     }
 
     /// Moves the memory to addresses of its own, as before [`Self::move_to`] but not the same ones.
@@ -73,17 +73,17 @@ impl Site {
     /// Nothing uses the present addresses, and nothing moves the memory meanwhile.
     pub unsafe fn move_home(&self) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        self.relocate(|range| unsafe { range.move_home() })
+        self.relocate(|range, open| unsafe { range.move_home(open) })
     }
 
     fn relocate(
         &self,
-        relocate: impl FnOnce(&mut Reservation) -> Result<(), CudaError>,
+        relocate: impl FnOnce(&mut Reservation, Open<'_>) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         self.range(|range| {
-            relocate(range)?;
+            relocate(range, &|there| open(&self.context, there))?;
             self.ptr.store(range.base().raw(), Ordering::Release);
-            open(&self.context, range)
+            Ok(())
         })
     }
 

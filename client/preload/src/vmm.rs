@@ -282,19 +282,28 @@ impl Vmm {
             })
             .collect();
         drop(inner);
-        bodies.into_iter().try_for_each(|(handle, body)| self.come_home(job, handle, body))
+        // All of them, whatever befalls one; then the first failure is told.
+        let came: Vec<Result<(), Code>> =
+            bodies.into_iter().map(|(handle, body)| self.come_home(job, handle, body)).collect();
+        came.into_iter().collect()
     }
 
-    /// A segment that is not mapped any more goes, or waits for its next mapping at an address of its own.
+    /// A segment that is not mapped any more goes, or waits for its next mapping at an address of its own. After a failure
+    /// it is still mapped.
     fn come_home(&self, job: &'static Job, handle: u64, mut body: Body) -> Result<(), Code> {
-        body.place = None;
+        let place = body.place.take();
         if body.is_over() {
             drop(body);
             return Ok(());
         }
         // SAFETY: the program promises that nothing uses the mapping which it gives up.
         let moved = unsafe { body.piece.move_to(job, None) };
-        self.lock().bodies.insert(handle, body);
+        let mut inner = self.lock();
+        if let (Err(_), Some(at)) = (moved, place) {
+            body.place = place;
+            inner.places.insert(at, handle);
+        }
+        inner.bodies.insert(handle, body);
         moved
     }
 

@@ -35,6 +35,23 @@ fn a_failure_of_the_driver_leaves_nothing_half_taken() {
     }
 }
 
+/// Where one call gives up several mappings and one of them fails, that one is still there, and the others have gone.
+#[test]
+fn mappings_that_are_given_up_together_do_not_fall_with_one_that_fails() {
+    let lab = on_standin();
+    let guest = lab.leased("256MiB", "address-2");
+    // What leaves a place and has a handle gets addresses of its own first, and is open there.
+    for call in ["cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
+        let pair = guest.must("take create-pair 64MiB");
+        lab.faults(&format!("{call} 1 error 999"));
+        assert_eq!(guest.ask(&format!("give {pair}")), Err("call=cuMemUnmap code=1".to_owned()), "{call}");
+        lab.faults("");
+        lab.ledger
+            .wait("all of it is given back", |state| (lease(state, "guest").held_bytes == 0).then_some(()));
+    }
+    guest.must("take alloc 192MiB");
+}
+
 /// HAMi-core#248: clients that could not register went on without their limit. Here they get nothing.
 #[test]
 fn field_17_without_a_broker_there_is_no_memory() {

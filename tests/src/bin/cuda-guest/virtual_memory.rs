@@ -90,6 +90,28 @@ fn create_pieces(driver: &Driver, bytes: usize, mark: u8, piece: usize) -> Resul
     })
 }
 
+/// Two pieces side by side, whose mappings are given up by one call. Where that fails with the first, the second has left its
+/// place and can be mapped there again.
+pub(crate) fn create_pair(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
+    let (at, half) = (range(driver, bytes)?, bytes / 2);
+    let places = [at, at + half as u64];
+    let handles = [handle(driver, half, 0)?, handle(driver, half, 0)?];
+    for (place, handle) in places.into_iter().zip(handles) {
+        map(driver, place, half, handle)?;
+    }
+    allow(driver, at, bytes)?;
+    Taken::at(driver, at, bytes, mark, move |driver| {
+        let unmapped = unmap(driver, at, bytes);
+        if unmapped.is_err() {
+            map(driver, places[1], half, handles[1])?;
+            unmap(driver, at, bytes)?;
+        }
+        handles.into_iter().try_for_each(|handle| release(driver, handle))?;
+        call!(driver, "cuMemAddressFree" "" (u64, usize)(at, bytes))?;
+        unmapped
+    })
+}
+
 /// Memory that other processes can have by a descriptor, which this one imports again.
 pub(crate) fn create_exportable(driver: &Driver, bytes: usize, mark: u8) -> Result<Taken, Failed> {
     exported(driver, handle(driver, bytes, DESCRIPTOR)?, bytes, mark)

@@ -18,6 +18,7 @@ pub(crate) const WAYS: &[(&str, Take)] = &[
     ("create-by-nccl", virtual_memory::create_by_nccl),
     ("create-many", virtual_memory::create_many),
     ("create-small", virtual_memory::create_small),
+    ("create-pair", virtual_memory::create_pair),
     ("async", pools::of_stream),
     ("default-pool", pools::of_default_pool),
     ("own-pool", pools::of_own_pool),
