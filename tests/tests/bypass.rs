@@ -11,5 +11,6 @@ mod lab;
 mod leased;
 mod peers;
 mod processes;
+mod recording;
 mod turns;
 mod waiting;

@@ -3,8 +3,9 @@
 //! Meanwhile the device can't be waited for (the driver would end the recording), so that nothing that needs it happens:
 //! memory is not given back to the broker, and the job is not suspended.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +15,8 @@ use crate::entries::real;
 use crate::job;
 use crate::pools;
 
-static STREAMS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+/// Each with the context that it is of.
+static STREAMS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any stream of this process records.
@@ -32,10 +34,11 @@ pub(crate) fn is_of(stream: *mut c_void) -> bool {
 macro_rules! begin {
     ($($name:ident => $real:ident($($argument:ident: $kind:ty),*);)*) => {$(
         pub(crate) unsafe fn $name(stream: *mut c_void $(, $argument: $kind)*) -> Code {
+            let context = context_of(stream);
             // SAFETY: the caller's arguments, passed on.
             let code = unsafe { real::$real(stream $(, $argument)*) };
             if code == SUCCESS {
-                change(|streams| streams.insert(stream as usize));
+                change(|streams| streams.insert(stream as usize, context));
             }
             code
         }
@@ -93,7 +96,22 @@ pub(crate) unsafe fn destroy(stream: *mut c_void) -> Code {
     unsafe { real::cuStreamDestroy_v2(stream) }
 }
 
-fn change(change: impl FnOnce(&mut BTreeSet<usize>) -> bool) {
+/// A context ends, and its streams with it.
+pub(crate) fn end_with(context: *mut c_void) {
+    change(|streams| streams.retain(|_, of| *of != context as usize));
+}
+
+/// Zero where the driver does not say.
+fn context_of(stream: *mut c_void) -> usize {
+    let mut context = null_mut();
+    if !job::is_of_no_matter() {
+        // SAFETY: the stream is the caller's; the pointer is to a handle of ours.
+        unsafe { driver::cuStreamGetCtx(stream, &mut context) };
+    }
+    context as usize
+}
+
+fn change<T>(change: impl FnOnce(&mut BTreeMap<usize, usize>) -> T) {
     if job::is_of_no_matter() {
         return;
     }

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
+use crate::capture;
 use crate::code::{Code, SUCCESS};
 use crate::driver;
 use crate::entries::real;
@@ -65,6 +66,7 @@ unsafe fn created(code: Code, out: *mut *mut c_void) -> Code {
 pub(crate) unsafe fn destroy(context: *mut c_void) -> Code {
     if !job::is_of_no_matter() {
         OWN.lock().unwrap_or_else(PoisonError::into_inner).remove(&(context as usize));
+        capture::end_with(context);
     }
     // SAFETY: the caller's argument, passed on.
     unsafe { real::cuCtxDestroy_v2(context) }
@@ -126,6 +128,7 @@ fn released(device: c_int) {
 
 /// `cuDevicePrimaryCtxReset`
 pub(crate) unsafe fn reset(device: c_int) -> Code {
+    end_recordings(device);
     let_go(device);
     // SAFETY: the caller's argument, passed on.
     unsafe { real::cuDevicePrimaryCtxReset_v2(device) }
@@ -133,9 +136,22 @@ pub(crate) unsafe fn reset(device: c_int) -> Code {
 
 /// `cuDevicePrimaryCtxReset`, as it was first.
 pub(crate) unsafe fn reset_v1(device: c_int) -> Code {
+    end_recordings(device);
     let_go(device);
     // SAFETY: the caller's argument, passed on.
     unsafe { real::cuDevicePrimaryCtxReset(device) }
+}
+
+/// The primary context is about to be reset. Its handle, by which its streams are known, is told only to who has a claim.
+fn end_recordings(device: c_int) {
+    let mut context = null_mut();
+    // SAFETY: the pointer is to a handle of ours; the claim is given up at once.
+    unsafe {
+        if capture::is_under_way() && driver::cuDevicePrimaryCtxRetain(&mut context, device) == SUCCESS {
+            driver::cuDevicePrimaryCtxRelease_v2(device);
+            capture::end_with(context);
+        }
+    }
 }
 
 fn let_go(device: c_int) {

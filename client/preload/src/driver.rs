@@ -29,6 +29,7 @@ called! {
     CUDA cuCtxPushCurrent_v2(context: *mut c_void);
     CUDA cuCtxPopCurrent_v2(context: *mut *mut c_void);
     CUDA cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+    CUDA cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void);
     CUDA cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint);
     CUDA cuEventCreate(event: *mut *mut c_void, flags: c_uint);
     CUDA cuEventRecord(event: *mut c_void, stream: *mut c_void);

@@ -141,7 +141,7 @@ impl Heap {
     }
 
     /// What was freed while a stream recorded is free once none does.
-    fn leave_limbo(&self, job: &Job) {
+    pub(crate) fn leave_limbo(&self, job: &Job) {
         if self.limbo.load(Ordering::Relaxed) == 0 || capture::is_under_way() {
             return;
         }

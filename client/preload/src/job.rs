@@ -214,10 +214,11 @@ fn relax_captures() {
     unsafe { driver::cuThreadExchangeStreamCaptureMode(&mut mode) };
 }
 
-/// Others want memory of the lease: what is kept for later goes.
+/// Others want memory of the lease: what is kept for later goes, and what was freed while a stream recorded.
 fn give_way() {
     if let Some(job) = if_joined() {
         job.pools.reclaim(job);
+        job.heap.leave_limbo(job);
     }
 }
 

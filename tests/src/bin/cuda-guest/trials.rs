@@ -20,6 +20,9 @@ pub(crate) fn trial(driver: &Driver, name: &str) -> Result<String, Failed> {
         "broken-capture" => broken_capture(driver),
         "relaxed-capture" => relaxed_capture(driver),
         "large-in-capture" => large_in_capture(driver),
+        "free-in-capture" => free_in_capture(driver),
+        "destroy-in-capture" => destroy_in_capture(driver),
+        "reset-in-capture" => reset_in_capture(driver),
         "pool" => pool(driver),
         "contexts" => contexts(driver),
         "shapes" => shapes(driver),
@@ -229,7 +232,6 @@ fn relaxed_capture(driver: &Driver) -> Result<String, Failed> {
     Ok(format!("alloc {alloc}, nodes {nodes}, {before} before and {byte} after"))
 }
 
-/// What a pool keeps, in MiB.
 /// What `cuMemAlloc` of more than there is answers while a stream records.
 fn large_in_capture(driver: &Driver) -> Result<String, Failed> {
     let (mut at, mut graph, stream) = (0_u64, null_mut(), stream(driver)?);
@@ -240,6 +242,52 @@ fn large_in_capture(driver: &Driver) -> Result<String, Failed> {
     Ok(format!("alloc={}", code(allocated)))
 }
 
+/// 256 MiB that are freed while a stream records, which then ends well.
+fn free_in_capture(driver: &Driver) -> Result<String, Failed> {
+    let (mut at, mut graph, stream) = (0_u64, null_mut(), stream(driver)?);
+    call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, 256 * MIB))?;
+    begin(driver, stream, 2)?;
+    free(driver, at)?;
+    call!(driver, "cuStreamEndCapture" "" (*mut c_void, *mut *mut c_void)(stream, &raw mut graph))?;
+    call!(driver, "cuGraphDestroy" "" (*mut c_void)(graph))?;
+    call!(driver, "cuStreamDestroy" "_v2" (*mut c_void)(stream))?;
+    Ok("freed".to_owned())
+}
+
+/// The context of a stream that records is destroyed.
+fn destroy_in_capture(driver: &Driver) -> Result<String, Failed> {
+    let mut primary = null_mut();
+    call!(driver, "cuCtxGetCurrent" "" (*mut *mut c_void)(&raw mut primary))?;
+    let made = make_context(driver)?;
+    begin(driver, stream(driver)?, 2)?;
+    call!(driver, "cuCtxDestroy" "_v2" (*mut c_void)(made))?;
+    call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(primary))?;
+    Ok("destroyed".to_owned())
+}
+
+/// The same with the primary one, which is reset and then made anew.
+fn reset_in_capture(driver: &Driver) -> Result<String, Failed> {
+    begin(driver, stream(driver)?, 2)?;
+    driver.reset()?;
+    driver.context()?;
+    Ok("reset".to_owned())
+}
+
+/// A context beside the primary one, made current.
+fn make_context(driver: &Driver) -> Result<*mut c_void, Failed> {
+    let mut made = null_mut();
+    // The form with three arguments went with CUDA 13, so it is taken by its symbol.
+    // SAFETY: this is the type of the driver's header for this name.
+    let create: unsafe extern "C" fn(*mut *mut c_void, c_uint, c_int) -> c_uint =
+        unsafe { transmute(driver.symbol(c"cuCtxCreate_v2")) };
+    // SAFETY: what it writes to is ours.
+    match unsafe { create(&raw mut made, 0, 0) } {
+        0 => Ok(made),
+        code => Err(Failed { call: "cuCtxCreate", code }),
+    }
+}
+
+/// What a pool keeps, in MiB.
 fn pool(driver: &Driver) -> Result<String, Failed> {
     const THRESHOLD: c_uint = 4;
     let (mut pool, mut threshold) = (null_mut(), u64::MAX);
@@ -269,14 +317,9 @@ fn pool(driver: &Driver) -> Result<String, Failed> {
 
 /// What was allocated in a context ends with it.
 fn contexts(driver: &Driver) -> Result<String, Failed> {
-    let (mut primary, mut made, mut at) = (null_mut(), null_mut(), 0);
+    let (mut primary, mut at) = (null_mut(), 0);
     call!(driver, "cuCtxGetCurrent" "" (*mut *mut c_void)(&raw mut primary))?;
-    // The form with three arguments went with CUDA 13, so it is taken by its symbol.
-    // SAFETY: this is the type of the driver's header for this name.
-    let create: unsafe extern "C" fn(*mut *mut c_void, c_uint, c_int) -> c_uint =
-        unsafe { transmute(driver.symbol(c"cuCtxCreate_v2")) };
-    // SAFETY: what it writes to is ours.
-    let created = unsafe { create(&raw mut made, 0, 0) };
+    let made = make_context(driver)?;
     call!(driver, "cuMemAlloc" "_v2" (*mut u64, usize)(&raw mut at, MIB))?;
     let mut kind = 0_u32;
     let known = |kind: &mut u32| {
@@ -288,7 +331,7 @@ fn contexts(driver: &Driver) -> Result<String, Failed> {
     let destroyed = code(call!(driver, "cuCtxDestroy" "_v2" (*mut c_void)(made)));
     call!(driver, "cuCtxSetCurrent" "" (*mut c_void)(primary))?;
     let after = known(&mut kind);
-    Ok(format!("created {created}, pointer {before}, destroyed {destroyed}, pointer {after}"))
+    Ok(format!("pointer {before}, destroyed {destroyed}, pointer {after}"))
 }
 
 /// Rows copied into pitched memory and back, and filled there.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use crate::code::{Code, Outcome};
-use crate::driver::Driver;
+use crate::driver::{Driver, State};
 use crate::entry::entry_points;
 use crate::graph::{Graph, Kind, Node};
 use crate::pointer::{handle, put};
@@ -88,6 +88,20 @@ impl Captures {
             any = true;
         }
         if any { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    }
+}
+
+impl State {
+    /// A capture ends with the stream that began it: nobody can end it any more.
+    pub(crate) fn end_captures_without_stream(&mut self) {
+        let Self { captures, queues, .. } = self;
+        captures.active.retain(|&number, capture| {
+            let stays = queues.is_stream(std::ptr::without_provenance_mut(capture.stream));
+            if !stays {
+                queues.leave(number);
+            }
+            stays
+        });
     }
 }
 

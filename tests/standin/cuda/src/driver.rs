@@ -52,6 +52,7 @@ impl State {
     /// Ends what lives no longer than a context.
     pub(crate) fn forget_context(&mut self, handle: usize) -> Outcome {
         self.queues.forget_context(handle);
+        self.end_captures_without_stream();
         self.modules.forget_context(handle);
         self.arrays.forget_context(handle);
         self.pools.forget_context(&self.addresses, handle);

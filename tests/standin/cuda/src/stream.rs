@@ -54,7 +54,7 @@ impl Queues {
         std::ptr::without_provenance_mut(handle)
     }
 
-    fn is_stream(&self, handle: *mut c_void) -> bool {
+    pub(crate) fn is_stream(&self, handle: *mut c_void) -> bool {
         handle.addr() <= PER_THREAD || matches!(self.made.get(&handle.addr()), Some(Made::Stream { .. }))
     }
 
@@ -147,6 +147,7 @@ entry_points! {
             return Err(Code::INVALID_HANDLE);
         }
         state.queues.made.remove(&stream.addr());
+        state.end_captures_without_stream();
         Ok(())
     }
 
