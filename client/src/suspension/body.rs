@@ -89,14 +89,22 @@ impl Body {
     /// pages by now: else that would take seconds, in which the segment could be neither moved nor dropped. Blocks, for
     /// about 40 ms a GiB.
     pub(crate) fn prepare(&self, gpus: &Gpus, lanes: &Lanes) -> Result<Prepared, MoveError> {
+        let prepared = self.try_prepare(gpus, lanes);
+        if !matches!(prepared, Ok(Prepared::NotYet))
+            && let Place::Here(Some(copy)) = &*self.place()
+        {
+            // Nobody asks again whether the pages are there.
+            copy.close_file();
+        }
+        prepared
+    }
+
+    fn try_prepare(&self, gpus: &Gpus, lanes: &Lanes) -> Result<Prepared, MoveError> {
         // Before the lock is taken: the driver takes 0.1 s for the first.
         lanes.of(gpus, &self.device).map_err(|error| self.map(error))?;
         match &*self.place() {
             Place::Here(Some(copy)) => match self.device.kind {
-                DeviceKind::Host => {
-                    copy.close_file();
-                    Ok(Prepared::Ready)
-                }
+                DeviceKind::Host => Ok(Prepared::Ready),
                 DeviceKind::Cuda if !copy.is_touched() => Ok(Prepared::NotYet),
                 DeviceKind::Cuda => self.register(gpus, copy).map(|()| Prepared::Ready),
             },
@@ -129,6 +137,7 @@ impl Body {
             // It works without, only slower.
             tracing::warn!(%error, "gpulease: a host copy could not be page-locked");
         }
+        copy.close_file();
         let pair = lanes.of(gpus, &self.device).map_err(|error| self.map(error))?;
         // SAFETY: the caller's promise; the host copy is this body's own.
         let out = moving(|| unsafe { pair.out().out(&self.site, copy, || ()) });

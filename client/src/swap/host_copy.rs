@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::host::{check_length, failed, size};
 use crate::memory::MapError;
+use crate::swap::own_file::OwnFile;
 use crate::swap::sums::PIECE;
 
 /// The kernel's unit of what a file has, in bytes.
@@ -27,8 +28,8 @@ pub struct HostCopy {
     // Given up before the memory that it locks.
     registration: Mutex<Option<HostRegistration>>,
     memory: Memory,
-    /// Until it is registered.
-    file: Mutex<Option<OwnedFd>>,
+    /// Until it is registered, or that was tried in vain.
+    file: Mutex<Option<OwnFile>>,
 }
 
 /// Unmapped when dropped.
@@ -44,7 +45,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl HostCopy {
-    /// Maps a memory file of at least so many bytes. A forked child does not inherit it.
+    /// Maps a memory file of at least so many bytes. A forked child inherits neither mapping nor descriptor.
     ///
     /// # Errors
     /// [`MapError::Host`], [`MapError::Short`].
@@ -60,7 +61,7 @@ impl HostCopy {
         unsafe { madvise(start.as_ptr(), length, Advice::LinuxDontFork) }
             .map_err(|errno| failed(bytes, errno.into()))?;
         let file = descriptor.try_clone_to_owned().map_err(|error| failed(bytes, error))?;
-        Ok(Self { registration: Mutex::default(), memory, file: Mutex::new(Some(file)) })
+        Ok(Self { registration: Mutex::default(), memory, file: Mutex::new(Some(OwnFile::new(file))) })
     }
 
     /// Page-locks it for every context of this process, and touches it by that; once is enough. Blocks.
@@ -83,7 +84,7 @@ impl HostCopy {
     #[must_use]
     pub fn is_touched(&self) -> bool {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where it is registered, or the kernel does not tell, it is.
+        // Where nobody needs to know any more, or the kernel does not tell, it is.
         let given = file.as_ref().and_then(|file| rustix::fs::fstat(file).ok());
         given.is_none_or(|given| {
             let bytes = u64::try_from(given.st_blocks).unwrap_or(0).saturating_mul(BLOCK);

@@ -27,6 +27,7 @@ mod crossing;
 mod cuda_lane;
 mod host_copy;
 mod lane;
+mod own_file;
 mod site;
 mod sums;
 

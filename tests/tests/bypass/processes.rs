@@ -1,5 +1,7 @@
 //! Processes that come out of a leased one: forked, started, or turned into another program.
 
+use std::fs;
+
 use gpulease_client::blocking::Client;
 use gpulease_proto::v1;
 use gpulease_tests::ledger::lease;
@@ -11,6 +13,10 @@ use gpulease_words::{Bytes, mib};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::lab::{Card, Lab, code};
+use super::turns::{ROOM, TURNS};
+
+/// What the broker calls the memory files of host copies.
+const HOST_COPY: &str = "memfd:gpulease-copy-";
 
 /// pytorch#40403: CUDA was used after a fork. The child meets the driver's own error and has nothing of the lease; the
 /// parent's session, lease and memory are as they were.
@@ -43,6 +49,42 @@ fn field_47_a_forked_child_has_nothing_of_the_lease() {
         guest.must(&format!("give {more}"));
         guest.must(&format!("give {number}"));
     }
+}
+
+/// A broker whose leases can be suspended.
+fn with_arena() -> Lab {
+    let card = Card::of(Gpu::Standin(Standin::with(&[("DEVICES", "1"), ("BYTES", "4GiB")])));
+    Lab::configured(card, &ROOM, TURNS)
+}
+
+/// A host copy comes with a descriptor, which its process has until the copy is page-locked. A child that kept it would keep the
+/// memory too, for its life.
+#[test]
+fn a_forked_child_keeps_no_host_copy() {
+    let lab = with_arena();
+    let guest = lab.leased("256MiB", "address-2");
+    // It would be page-locked and gone a second after it was taken.
+    for _ in 0..3 {
+        guest.must("take alloc 16MiB");
+        let said = guest.must("fork 2MiB");
+        assert!(said.contains("files=") && !said.contains(HOST_COPY), "the child keeps a host copy: {said}");
+    }
+}
+
+/// Where page-locking fails, nobody asks any more whether a copy is ready for it.
+#[test]
+fn a_host_copy_that_cannot_be_page_locked_keeps_no_descriptor() {
+    let lab = with_arena();
+    let guest = lab.leased("256MiB", "address-2");
+    lab.faults("cuMemHostRegister_v2 * error 2");
+    guest.must("take alloc 16MiB");
+    let files = format!("/proc/{}/fd", guest.must("pid"));
+    eventually("the descriptor is closed", || {
+        let open = fs::read_dir(&files).map_err(|error| error.to_string())?.flatten();
+        let names: Vec<_> = open.filter_map(|entry| fs::read_link(entry.path()).ok()).collect();
+        let kept = names.iter().any(|name| name.to_string_lossy().contains(HOST_COPY));
+        if kept { Err(format!("{names:?}")) } else { Ok(()) }
+    });
 }
 
 /// Processes of a job share its budget.
