@@ -115,11 +115,11 @@ unsafe fn served(
     let take = || {
         let Some(job) = job::current()? else { return check(real()) };
         let here = driver::current_device()?;
+        let from = pool.unwrap_or_else(|| pool_of(here));
         let home = match pool {
             Some(pool) => job.pools.home_of(job, pool),
-            None => job.pools.lock().homes.get(&(pool_of(here) as usize)).copied(),
+            None => job.pools.lock().homes.get(&(from as usize)).copied(),
         };
-        let pool = pool.unwrap_or_else(|| pool_of(here)) as usize;
         let device = match home.unwrap_or(Home::Lease(here)) {
             Home::Host => return check(real()),
             Home::Driver(_) | Home::Lease(_) if capture::is_of(stream) => {
@@ -131,7 +131,7 @@ unsafe fn served(
         if out.is_null() || bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        let wanted = Taken { pool, device, bytes: Bytes::new(bytes as u64) };
+        let wanted = Taken { pool: from as usize, device, bytes: Bytes::new(bytes as u64) };
         let at = job.pools.take(job, wanted, Order::of(stream, streams))?;
         // SAFETY: it is not null.
         unsafe { put(out, at) }
@@ -187,7 +187,8 @@ pub(crate) fn after_wait(code: Code) -> Code {
     {
         let pools = job.pools.lock().freed.pools();
         for pool in pools {
-            let excess = job.pools.lock().freed.beyond(pool, threshold(pool));
+            let keep = threshold(pool);
+            let excess = job.pools.lock().freed.beyond(pool, keep);
             job.pools.end(job, excess);
         }
     }
@@ -278,7 +279,12 @@ impl Pools {
         let mut inner = self.lock();
         let Some(Taken { pool, device, bytes }) = inner.taken.remove(&at) else { return Err(INVALID_VALUE) };
         inner.figures.entry(pool).or_default().give(bytes);
-        match inner.freed.mark(stream, streams) {
+        let spare = inner.freed.spare_event();
+        // Unlocked, since a stream that is full of work takes the mark only when some of it is done.
+        drop(inner);
+        let marked = waiting::mark(spare, stream, streams);
+        let mut inner = self.lock();
+        match marked {
             Ok(event) => {
                 inner.freed.add(Waiting {
                     at,
@@ -290,7 +296,8 @@ impl Pools {
                 });
                 Ok(())
             }
-            Err(_) => {
+            Err(unused) => {
+                unused.into_iter().for_each(|event| inner.freed.take_back(event));
                 // A stream of another context: then all of it is waited for.
                 inner.figures.entry(pool).or_default().gone(bytes);
                 drop(inner);
@@ -346,7 +353,7 @@ impl Pools {
             // An error is of work that ran before, and somebody else's to see.
             let _ = waiting.wait();
             job.heap.free_unused(waiting.at);
-            self.lock().freed.take_back(waiting);
+            self.lock().freed.take_back(waiting.event);
         }
     }
 

@@ -75,27 +75,30 @@ impl Waiting {
     }
 }
 
-impl Line {
-    /// Marks the present end of a stream's work.
-    ///
-    /// # Errors
-    /// What the driver says, for a stream of another context, say.
-    pub(super) fn mark(&mut self, stream: *mut c_void, streams: Streams) -> Result<Event, Code> {
-        let event = self.events.pop().map_or_else(Event::new, Ok)?;
-        // SAFETY: the event is ours and the stream the caller's.
-        let code = unsafe {
-            match streams {
-                Streams::Shared => driver::cuEventRecord(event.0, stream),
-                Streams::PerThread => driver::cuEventRecord_ptsz(event.0, stream),
-            }
-        };
-        match check(code) {
-            Ok(()) => Ok(event),
-            Err(code) => {
-                self.events.push(event);
-                Err(code)
-            }
+/// Marks the present end of a stream's work.
+///
+/// # Errors
+/// What the driver says, for a stream of another context, say; and the event, if there is one, which marks nothing.
+pub(super) fn mark(
+    spare: Option<Event>,
+    stream: *mut c_void,
+    streams: Streams,
+) -> Result<Event, Option<Event>> {
+    let event = spare.map_or_else(Event::new, Ok).map_err(|_| None)?;
+    // SAFETY: the event is ours and the stream the caller's.
+    let code = unsafe {
+        match streams {
+            Streams::Shared => driver::cuEventRecord(event.0, stream),
+            Streams::PerThread => driver::cuEventRecord_ptsz(event.0, stream),
         }
+    };
+    if code == SUCCESS { Ok(event) } else { Err(Some(event)) }
+}
+
+impl Line {
+    /// An event that marks nothing any more.
+    pub(super) fn spare_event(&mut self) -> Option<Event> {
+        self.events.pop()
     }
 
     pub(super) fn add(&mut self, waiting: Waiting) {
@@ -155,9 +158,9 @@ impl Line {
         std::mem::take(&mut self.freed)
     }
 
-    /// The event of one that is gone may serve again.
-    pub(super) fn take_back(&mut self, waiting: Waiting) {
-        self.events.push(waiting.event);
+    /// An event that marks nothing any more may serve again.
+    pub(super) fn take_back(&mut self, event: Event) {
+        self.events.push(event);
     }
 }
 
